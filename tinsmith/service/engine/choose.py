@@ -1,0 +1,121 @@
+"""Choosing the next token of each row, with randomness that depends on that row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+CHUNK_ELEMENTS = 1 << 24  # logits handled at once, so that many rows of a large vocabulary fit
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finaliser: every output bit depends on every input bit."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def row_key(seed: int, sample: int) -> int:
+    """The stream of one sample of a request; distinct for each sample."""
+    with np.errstate(over="ignore"):
+        start = _mix(np.array([seed % 2**64], dtype=np.uint64))
+        return int(_mix(start + np.uint64(sample + 1) * _GOLDEN)[0])
+
+
+def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Number `counter` of each stream, in [0, 1): a function of key and counter, no hidden state."""
+    with np.errstate(over="ignore"):
+        bits = _mix(keys + (counters + np.uint64(1)) * _GOLDEN)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Sampling settings of some rows, as tensors; None where no row departs from the default."""
+
+    temperature: Float[torch.Tensor, " rows"] | None  # None: all are 1
+    greedy: torch.Tensor | None  # bool, rows with temperature 0
+    top_k: Int[torch.Tensor, " rows"] | None
+    top_p: Float[torch.Tensor, " rows"] | None
+
+    @classmethod
+    def of(
+        cls, settings: Sequence[tuple[float, int, float]], vocab: int, device: torch.device
+    ) -> Choices:
+        """From (temperature, top_k, top_p) of each row."""
+        temperature = torch.tensor([s[0] for s in settings], device=device)
+        greedy = temperature == 0
+        top_k = torch.tensor([vocab if s[1] < 1 else min(s[1], vocab) for s in settings])
+        top_p = torch.tensor([s[2] for s in settings])
+        return cls(
+            None if bool((temperature == 1).all()) else temperature.masked_fill(greedy, 1.0),
+            greedy if bool(greedy.any()) else None,
+            None if bool((top_k == vocab).all()) else top_k.to(device),
+            None if bool((top_p == 1).all()) else top_p.to(device),
+        )
+
+    def part(self, rows: slice) -> Choices:
+        fields = (self.temperature, self.greedy, self.top_k, self.top_p)
+        return Choices(*(None if x is None else x[rows] for x in fields))
+
+
+def choose(
+    logits: Float[torch.Tensor, "rows vocab"], choices: Choices, random: NDArray[np.float64]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and their log-probabilities under softmax(logits / temperature).
+
+    top_k and top_p narrow what may be chosen, not the reported log-probability. Greedy rows report
+    the log-probability at temperature 1.
+    """
+    rows = max(1, CHUNK_ELEMENTS // logits.shape[1])
+    threshold = torch.from_numpy(random).to(logits.device)
+    tokens: list[torch.Tensor] = []
+    logprobs: list[torch.Tensor] = []
+    for start in range(0, len(logits), rows):
+        part = slice(start, start + rows)
+        picked, logprob = _choose(logits[part], choices.part(part), threshold[part])
+        tokens.append(picked)
+        logprobs.append(logprob)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _choose(
+    logits: torch.Tensor, choices: Choices, random: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if choices.temperature is not None:
+        logits = logits / choices.temperature[:, None]
+    logprobs = torch.log_softmax(logits, dim=-1)
+    weights = logprobs.exp()
+    if choices.top_k is not None or choices.top_p is not None:
+        weights = _narrow(weights, choices)
+    # Inverse transform in float64: in float32 the running sum would lose the rare tokens.
+    running = weights.cumsum(-1, dtype=torch.float64)
+    target = random[:, None] * running[:, -1:]
+    picked = torch.searchsorted(running, target, right=True)
+    if choices.greedy is not None:
+        picked = torch.where(choices.greedy[:, None], logits.argmax(-1, keepdim=True), picked)
+    return picked[:, 0], logprobs.gather(1, picked)[:, 0]
+
+
+def _narrow(weights: torch.Tensor, choices: Choices) -> torch.Tensor:
+    """Keep each row's top_k most likely tokens, and of those the fewest that reach top_p."""
+    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+    keep = torch.ones_like(ordered, dtype=torch.bool)
+    if choices.top_k is not None:
+        ranks = torch.arange(ordered.shape[1], device=ordered.device)
+        keep &= ranks < choices.top_k[:, None]
+    if choices.top_p is not None:
+        kept = ordered * keep
+        share = kept / kept.sum(-1, keepdim=True)
+        keep &= share.cumsum(-1) - share < choices.top_p[:, None]
+    return torch.zeros_like(weights).scatter_(1, order, ordered * keep)

@@ -1,0 +1,179 @@
+"""The decoder's operations with hand-written gradients: fewer passes over memory than autograd's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tinsmith.service.engine.lora import LoraPair
+from tinsmith.service.engine.model import LinearWeights
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    Rows = Float[torch.Tensor, "tokens features"]
+    Heads = Float[torch.Tensor, "tokens heads head_dim"]
+
+# Which rows use which adapter: (first row, one past the last, pair). Rows in no slice use none.
+LoraSlices = Sequence[tuple[int, int, LoraPair]]
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).to(x.dtype).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (grad,) = grad_outputs
+        x, weight, scale = ctx.saved_tensors
+        normed = x.float() * scale
+        wide = (grad * weight).float()
+        mean = (normed * wide).mean(-1, keepdim=True)
+        return wide.addcmul_(normed, mean, value=-1).mul_(scale).to(x.dtype), None, None
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _RmsNorm.apply(x, weight, eps)  # pyright: ignore[reportReturnType]
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+    return (wide * scale).to(x.dtype).mul_(weight)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: int) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    out = x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-sign)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:], value=sign)
+    return out
+
+
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (grad,) = grad_outputs
+        cos, sin = ctx.saved_tensors
+        return _rotate(grad, cos, sin, -1), None, None  # a rotation's transpose turns back
+
+
+def rope(x: Heads, cos: torch.Tensor, sin: torch.Tensor) -> Heads:
+    """Rotate the two halves of each head by its position's angle."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Rope.apply(x, cos, sin)  # pyright: ignore[reportReturnType]
+    return _rotate(x, cos, sin, 1)
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
+        (grad,) = grad_outputs
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        out = torch.empty_like(gate_up)
+        d_gate, d_up = out.chunk(2, dim=-1)
+        torch.mul(grad, torch.nn.functional.silu(gate), out=d_up)
+        d_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
+        return out
+
+
+def swiglu(gate_up: Rows) -> Rows:
+    """silu(gate) * up, of the two halves of one product."""
+    if torch.is_grad_enabled() and gate_up.requires_grad:
+        return _SwiGlu.apply(gate_up)  # pyright: ignore[reportReturnType]
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate).mul_(up)
+
+
+class _LoraLinear(torch.autograd.Function):
+    """x @ W + bias + scale * (x @ A) @ B, where the columns of A and W are k matrices side by side."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, linear: LinearWeights, scale: float, *factors: torch.Tensor
+    ) -> torch.Tensor:
+        a, *bs = factors
+        out = plain_linear(x, linear)
+        z = x @ a
+        _add_products(out, z, bs, scale)
+        ctx.save_for_backward(x, z, a, *bs)
+        ctx.linear, ctx.scale = linear, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (grad,) = grad_outputs
+        x, z, a, *bs = ctx.saved_tensors
+        grad_z = torch.empty_like(z)
+        grad_bs: list[torch.Tensor] = []
+        rank, column = bs[0].shape[0], 0
+        for index, b in enumerate(bs):
+            part = grad[:, column : column + b.shape[1]]
+            column += b.shape[1]
+            ranks = slice(index * rank, (index + 1) * rank)
+            torch.mm(part, b.t(), out=grad_z[:, ranks])
+            grad_bs.append((z[:, ranks].t() @ part).mul_(ctx.scale))
+        grad_z.mul_(ctx.scale)
+        grad_a = x.t() @ grad_z
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = grad @ ctx.linear.weight.t()
+            grad_x.addmm_(grad_z, a.t())
+        return grad_x, None, None, grad_a, *grad_bs
+
+
+class _FrozenLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, linear: LinearWeights) -> torch.Tensor:
+        ctx.linear = linear
+        return plain_linear(x, linear)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (grad,) = grad_outputs
+        return grad @ ctx.linear.weight.t(), None
+
+
+def plain_linear(x: Rows, linear: LinearWeights) -> Rows:
+    if linear.bias is None:
+        return x @ linear.weight
+    return torch.addmm(linear.bias, x, linear.weight)
+
+
+def _add_products(
+    out: torch.Tensor, z: torch.Tensor, bs: Sequence[torch.Tensor], scale: float
+) -> None:
+    rank, column = bs[0].shape[0], 0
+    for index, b in enumerate(bs):
+        part = out[:, column : column + b.shape[1]]
+        part.addmm_(z[:, index * rank : (index + 1) * rank], b, alpha=scale)
+        column += b.shape[1]
+
+
+def project(x: Rows, linear: LinearWeights, loras: LoraSlices) -> Rows:
+    """The linear layer for all rows, with each slice's adapter added."""
+    if torch.is_grad_enabled():
+        if loras:
+            ((_, _, pair),) = loras  # a training pass has one adapter, over all rows
+            return _LoraLinear.apply(x, linear, pair.scale, pair.a, *pair.bs)  # pyright: ignore[reportReturnType]
+        return _FrozenLinear.apply(x, linear)  # pyright: ignore[reportReturnType]
+    out = plain_linear(x, linear)
+    for first, last, pair in loras:
+        _add_products(out[first:last], x[first:last] @ pair.a, pair.bs, pair.scale)
+    return out

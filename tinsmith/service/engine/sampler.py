@@ -1,0 +1,392 @@
+"""Sampling with continuous batching: requests join the running batch at the next step."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tinsmith.errors import RequestError
+from tinsmith.service.engine.backend import Finished, Sampled, SampleJob, SampleResult
+from tinsmith.service.engine.cached_attention import (
+    PromptAttention,
+    PromptPart,
+    TokenAttention,
+    slots_of,
+)
+from tinsmith.service.engine.choose import Choices, choose, row_key, uniforms
+from tinsmith.service.engine.decoder import RowAdapters, logits_of, run_decoder
+from tinsmith.service.engine.kv_cache import BLOCK, KVCache
+from tinsmith.service.engine.lora import FrozenAdapter
+from tinsmith.service.engine.model import BaseModel
+from tinsmith.service.engine.vocab_loss import token_logprobs
+
+PROMPT_TOKENS_A_STEP = 4096  # new prompt tokens taken in before the next decode step
+MAX_ROWS = 1024
+STOP_TEXT_TOKENS = 64  # how far back a stop string is looked for, at least
+
+
+@dataclass
+class _Request:
+    """A job in flight; its samples start when there is room and may start apart."""
+
+    id: str
+    job: SampleJob
+    adapter: FrozenAdapter | None
+    seed: int
+    limit: int  # tokens each sample may have
+    stop_ids: frozenset[int]
+    stop_texts: tuple[str, ...]
+    unstarted: deque[int]
+    sequences: list[Sampled | None]
+    prompt_logprobs: list[float | None] | None = None
+    cached_tokens: int = 0
+    cancelled: bool = False
+
+    @property
+    def root(self) -> str | None:
+        """What cached blocks depend on beside the tokens: base model or adapter."""
+        return self.job.weights
+
+
+@dataclass
+class _Row:
+    """One sample being decoded."""
+
+    request: _Request
+    sample: int
+    key: int
+    blocks: list[int]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def cached(self) -> int:
+        """Tokens whose keys and values are in the cache: all but the newest."""
+        return len(self.request.job.prompt) + len(self.tokens) - 1
+
+
+@dataclass
+class _Prompt:
+    """A prompt to compute once, for all rows (of one or more requests) that start from it.
+
+    Its full blocks are shared by the rows; its tail is computed into the first row's own block and
+    copied to the others'.
+    """
+
+    request: _Request
+    found: list[int]
+    rows: list[_Row] = field(default_factory=list)
+
+    @property
+    def part(self) -> PromptPart:
+        length = len(self.request.job.prompt)
+        return PromptPart(len(self.found) * BLOCK, length, self.rows[0].blocks)
+
+
+@dataclass
+class _Batch:
+    """The running rows as arrays; made anew when a row joins or leaves."""
+
+    rows: list[_Row]  # as run, grouped by adapter; a lone row stands twice (see _lanes)
+    keep: list[int]  # positions in `rows` that count, in the order of the sampler's running rows
+    adapters: RowAdapters
+    choices: Choices
+    attention: TokenAttention
+
+
+def _lanes(adapters: Sequence[object]) -> tuple[list[int], list[int]]:
+    """Indices to compute, grouped as given, and which of them count.
+
+    A product with a single row takes another path through the BLAS and rounds differently, so a lone
+    member of a group is computed twice: a row's numbers then never depend on its company.
+    """
+    lanes: list[int] = []
+    keep: list[int] = []
+    for index, adapter in enumerate(adapters):
+        alone = (index == 0 or adapters[index - 1] is not adapter) and (
+            index + 1 == len(adapters) or adapters[index + 1] is not adapter
+        )
+        keep.append(len(lanes))
+        lanes += [index, index] if alone else [index]
+    return lanes, keep
+
+
+def _slices(adapters: Sequence[FrozenAdapter | None], widths: Sequence[int]) -> RowAdapters:
+    """Neighbouring members with the same adapter as one slice of rows."""
+    out: list[tuple[int, int, dict]] = []
+    start = 0
+    for adapter, width in zip(adapters, widths, strict=True):
+        if adapter is not None:
+            if out and out[-1][1] == start and out[-1][2] is adapter.pairs:
+                out[-1] = (out[-1][0], start + width, adapter.pairs)
+            else:
+                out.append((start, start + width, adapter.pairs))
+        start += width
+    return out
+
+
+class Sampler:
+    """All sampling from one base model and its adapters."""
+
+    def __init__(
+        self, model: BaseModel, cache_tokens: int, decode_text: Callable[[list[int]], str]
+    ) -> None:
+        self.model = model
+        self.cache = KVCache(model, cache_tokens)
+        self.decode_text = decode_text
+        self.waiting: deque[_Request] = deque()
+        self.running: list[_Row] = []
+        self.batch: _Batch | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, job_id: str, job: SampleJob, adapter: FrozenAdapter | None) -> None:
+        room = self.model.config.max_context - len(job.prompt)
+        limit = min(job.max_tokens or room, room)
+        eos = self.model.info.eos_ids
+        stop: tuple[str | int, ...] = eos if job.stop is None else (*job.stop, *eos)
+        if job.stop == ():
+            stop = ()
+        request = _Request(
+            id=job_id,
+            job=job,
+            adapter=adapter,
+            seed=secrets.randbits(63) if job.seed is None else job.seed,
+            limit=limit,
+            stop_ids=frozenset(s for s in stop if isinstance(s, int)),
+            stop_texts=tuple(s for s in stop if isinstance(s, str)),
+            unstarted=deque(range(job.num_samples)),
+            sequences=[None] * job.num_samples,
+        )
+        if self._blocks_of(request) >= self.cache.pool.size:
+            raise RequestError(
+                f"prompt and max_tokens need {len(job.prompt) + limit} tokens of cache, but there is room "
+                f"for {(self.cache.pool.size - 1) * BLOCK}; lower max_tokens."
+            )
+        self.waiting.append(request)
+
+    def cancel(self, job_id: str) -> None:
+        for request in [*self.waiting, *(row.request for row in self.running)]:
+            if request.id == job_id:
+                request.cancelled = True
+        self.waiting = deque(r for r in self.waiting if not r.cancelled)
+        dropped = [row for row in self.running if row.request.cancelled]
+        if dropped:
+            self._release(dropped)
+            self.running = [row for row in self.running if not row.request.cancelled]
+            self.batch = None
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """Take in what fits of the waiting prompts, then one token for every running row."""
+        prompts = self._admit()
+        finished = self._compute_prompts(prompts) if prompts else []
+        if self.running:
+            finished += self._decode()
+        return finished
+
+    # ── prompts ──────────────────────────────────────────────────────────────────────────────
+
+    def _blocks_of(self, request: _Request) -> int:
+        return -(-(len(request.job.prompt) + request.limit) // BLOCK)
+
+    def _admit(self) -> list[_Prompt]:
+        """Requests, oldest first, as far as rows, cache blocks and this step's tokens go."""
+        pool = self.cache.pool
+        prompts: dict[object, _Prompt] = {}
+        tokens = started = 0
+        while self.waiting and tokens < PROMPT_TOKENS_A_STEP:
+            request = self.waiting[0]
+            prompt = request.job.prompt
+            scored = request.job.prompt_logprobs  # needs all hidden states, so it reads no cache
+            same: object = request.id if scored else (request.root, prompt)
+            known = prompts.get(same)
+            found = [] if scored or known else pool.find(request.root, prompt[:-1])
+            full = len(prompt) // BLOCK
+            own = self._blocks_of(request) - full
+            spare = pool.available
+            if known is None:  # found blocks that lie idle stop being available once shared
+                spare -= full - len(found) + sum(block in pool.kept for block in found)
+            rows = MAX_ROWS - len(self.running) - started
+            count = min(len(request.unstarted), spare // own, rows)
+            if count < 1:
+                break
+            if known is None:
+                known = prompts[same] = _Prompt(request, found)
+                tokens += len(prompt) - len(found) * BLOCK
+            request.cached_tokens = len(known.found) * BLOCK
+            for _ in range(count):
+                self._add_row(known, request, full, own)
+            started += count
+            if not request.unstarted:
+                self.waiting.popleft()
+        return list(prompts.values())
+
+    def _add_row(self, prompt: _Prompt, request: _Request, full: int, own: int) -> None:
+        pool = self.cache.pool
+        if prompt.rows:
+            shared = prompt.rows[0].blocks[:full]
+            pool.share(shared)
+        else:
+            pool.share(prompt.found)
+            shared = prompt.found + pool.take(full - len(prompt.found))
+        sample = request.unstarted.popleft()
+        key = row_key(request.seed, sample)
+        prompt.rows.append(_Row(request, sample, key, shared + pool.take(own)))
+
+    def _compute_prompts(self, prompts: list[_Prompt]) -> list[Finished]:
+        # Neighbours share an adapter, then a length, so products and attention run over many at once.
+        prompts.sort(key=lambda p: (id(p.request.adapter), len(p.found), len(p.request.job.prompt)))
+        lanes, keep = _lanes([p.request.adapter for p in prompts])
+        laid = [prompts[index] for index in lanes]
+        parts = [p.part for p in laid]
+        adapters = [p.request.adapter for p in laid]
+        widths = [part.new for part in parts]
+        device = self.model.device
+        tokens = [
+            t
+            for p, part in zip(laid, parts, strict=True)
+            for t in p.request.job.prompt[part.cached :]
+        ]
+        positions = np.concatenate([np.arange(part.cached, part.length) for part in parts])
+        hidden = run_decoder(
+            self.model,
+            torch.tensor(tokens, device=device),
+            torch.from_numpy(positions).to(device),
+            PromptAttention(self.cache, parts, device),
+            _slices(adapters, widths),
+        )
+        ends = np.cumsum(widths)
+        last = torch.from_numpy(ends - 1).to(device)
+        logits = logits_of(self.model, hidden[last], _slices(adapters, [1] * len(laid)))
+        for prompt, lane in zip(prompts, keep, strict=True):
+            if prompt.request.job.prompt_logprobs and prompt.request.prompt_logprobs is None:
+                self._score(prompt.request, hidden[ends[lane] - widths[lane] : ends[lane]])
+            tokens_of = prompt.request.job.prompt
+            self.cache.pool.register(prompt.request.root, tokens_of, prompt.rows[0].blocks)
+        self._copy_tails(prompts)
+        rows = [row for prompt in prompts for row in prompt.rows]
+        source = [lane for p, lane in zip(prompts, keep, strict=True) for _ in p.rows]
+        choices = self._choices(rows)
+        alive, finished = self._pick(rows, logits[torch.tensor(source, device=device)], choices)
+        self.running += alive
+        self.batch = None
+        return finished
+
+    def _score(self, request: _Request, hidden: torch.Tensor) -> None:
+        """Log-probabilities of a prompt's own tokens at temperature 1; the first has none."""
+        request.prompt_logprobs = [None]
+        if len(hidden) > 1:
+            targets = torch.tensor(request.job.prompt[1:], device=hidden.device)
+            pair = request.adapter.pairs.get("head") if request.adapter else None
+            scores = token_logprobs(hidden[:-1], targets, self.model.head, pair)
+            request.prompt_logprobs += scores.tolist()
+
+    def _copy_tails(self, prompts: Sequence[_Prompt]) -> None:
+        sources: list[np.ndarray] = []
+        targets: list[np.ndarray] = []
+        for prompt in prompts:
+            length = len(prompt.request.job.prompt)
+            first = length - length % BLOCK
+            source, *others = [slots_of(row.blocks, first, length) for row in prompt.rows]
+            sources += [source] * len(others)
+            targets += others
+        if sources and sum(map(len, sources)):
+            device = self.model.device
+            source = torch.from_numpy(np.concatenate(sources)).to(device)
+            self.cache.copy_slots(source, torch.from_numpy(np.concatenate(targets)).to(device))
+
+    # ── tokens ───────────────────────────────────────────────────────────────────────────────
+
+    def _decode(self) -> list[Finished]:
+        if self.batch is None:
+            self.batch = self._make_batch()
+        batch = self.batch
+        lengths = np.array([row.cached for row in batch.rows])
+        slots = np.array(
+            [
+                r.blocks[n // BLOCK] * BLOCK + n % BLOCK
+                for r, n in zip(batch.rows, lengths, strict=True)
+            ]
+        )
+        if not batch.attention.begin(slots, lengths):
+            batch.attention.set_rows([row.blocks for row in batch.rows], lengths)
+            batch.attention.begin(slots, lengths)
+        device = self.model.device
+        tokens = torch.tensor([row.tokens[-1] for row in batch.rows], device=device)
+        positions = torch.from_numpy(lengths).to(device)
+        hidden = run_decoder(self.model, tokens, positions, batch.attention, batch.adapters)
+        logits = logits_of(self.model, hidden, batch.adapters)
+        if len(batch.keep) < len(batch.rows):
+            logits = logits[torch.tensor(batch.keep, device=device)]
+        alive, finished = self._pick(self.running, logits, batch.choices)
+        if len(alive) < len(self.running):
+            self.running = alive
+            self.batch = None
+        return finished
+
+    def _make_batch(self) -> _Batch:
+        self.running.sort(key=lambda row: id(row.request.adapter))
+        lanes, keep = _lanes([row.request.adapter for row in self.running])
+        rows = [self.running[index] for index in lanes]
+        attention = TokenAttention(self.cache, self.model.device)
+        attention.set_rows([row.blocks for row in rows], np.array([row.cached for row in rows]))
+        adapters = _slices([row.request.adapter for row in rows], [1] * len(rows))
+        return _Batch(rows, keep, adapters, self._choices(self.running), attention)
+
+    def _choices(self, rows: Sequence[_Row]) -> Choices:
+        jobs = [row.request.job for row in rows]
+        settings = [(job.temperature, job.top_k, job.top_p) for job in jobs]
+        return Choices.of(settings, self.model.config.vocab_size, self.model.device)
+
+    def _pick(
+        self, rows: Sequence[_Row], logits: torch.Tensor, choices: Choices
+    ) -> tuple[list[_Row], list[Finished]]:
+        """Give each row its next token; return the rows that go on and the requests that are done."""
+        keys = np.array([row.key for row in rows], dtype=np.uint64)
+        counters = np.array([len(row.tokens) for row in rows], dtype=np.uint64)
+        tokens, logprobs = choose(logits, choices, uniforms(keys, counters))
+        alive: list[_Row] = []
+        ended: list[_Row] = []
+        finished: list[Finished] = []
+        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            request = row.request
+            stopped = token in request.stop_ids or (request.stop_texts and self._hits_text(row))
+            if not stopped and len(row.tokens) < request.limit:
+                alive.append(row)
+                continue
+            ended.append(row)
+            reason = "stop" if stopped else "length"
+            request.sequences[row.sample] = Sampled(row.tokens, row.logprobs, reason)
+            if None not in request.sequences:
+                finished.append(Finished(request.id, _result(request)))
+        self._release(ended)
+        return alive, finished
+
+    def _hits_text(self, row: _Row) -> bool:
+        """Whether the newest token completed a stop string."""
+        texts = row.request.stop_texts
+        window = max(STOP_TEXT_TOKENS, *(len(text.encode()) + 1 for text in texts))
+        text = self.decode_text(row.tokens[-window:])
+        return any(stop in text for stop in texts)
+
+    def _release(self, rows: Sequence[_Row]) -> None:
+        """Give a row's blocks back; full ones stay findable for a prompt that goes on from here."""
+        for row in rows:
+            tokens = (*row.request.job.prompt, *row.tokens[:-1])
+            self.cache.pool.register(row.request.root, tokens, row.blocks)
+            self.cache.pool.release(row.blocks)
+
+
+def _result(request: _Request) -> SampleResult:
+    sequences = [sequence for sequence in request.sequences if sequence is not None]
+    return SampleResult(sequences, request.prompt_logprobs, request.cached_tokens)
