@@ -10,13 +10,15 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from tinsmith.service.engine.batching import causal_attention
 from tinsmith.service.engine.kv_cache import BLOCK, KVCache
 
-QUERY_CHUNK = 512  # prompt tokens whose attention mask exists at once
-# Torch's CPU kernel takes keys 512 at a time, and MKL sums products of more than 384 in two parts.
-# Rows are therefore kept in two groups, padded to fixed multiples, so that a row's sums never
-# depend on how long its neighbours are.
+# A row's numbers must not depend on its company, to the last bit on a CPU. Torch's kernel there takes
+# keys 512 at a time, MKL sums products of more than 384 in two parts and takes another path for few
+# rows. So queries are padded to multiples of 32, spans of a prompt are fixed by position, and in
+# decoding short and long rows are kept apart, each padded to a fixed multiple.
+QUERY_MULTIPLE = 32
+CPU_SPAN = 128
+GPU_SPAN = 2048  # bounds the attention mask; the bits are not promised there
 SHORT = 384
 LONG_MULTIPLE = 512
 HEADROOM = 64  # tokens that a gathered copy can grow before it is made anew
@@ -42,25 +44,30 @@ class PromptPart:
 
 
 class PromptAttention:
-    """Packed prompts: those from their first token see only each other, the rest read the cache."""
+    """Packed prompts, each against its own cached start and itself.
+
+    On a CPU a token is always computed among the same span of queries against the same span of keys,
+    whatever prompt it stands in and however much of that was cached, so the cache holds the very
+    bits that a computation from the first token would give.
+    """
 
     def __init__(self, cache: KVCache, parts: Sequence[PromptPart], device: torch.device) -> None:
         self.cache, self.device = cache, device
+        self.span = CPU_SPAN if device.type == "cpu" else GPU_SPAN
         slots = [slots_of(part.blocks, part.cached, part.length) for part in parts]
         self.slots = torch.from_numpy(np.concatenate(slots)).to(device)
-        # neighbours of equal length from the first token on are one run
-        self.runs: list[list[PromptPart]] = []
+        self.runs: list[list[PromptPart]] = []  # neighbours of the same shape go as one batch
         for part in parts:
             last = self.runs[-1][-1] if self.runs else None
-            if last and not part.cached and not last.cached and last.length == part.length:
+            if last and (last.cached, last.length) == (part.cached, part.length):
                 self.runs[-1].append(part)
             else:
                 self.runs.append([part])
-        self.prefix_slots = {
-            id(part): torch.from_numpy(slots_of(part.blocks, 0, part.length)).to(device)
-            for part in parts
-            if part.cached
-        }
+        self.reads = [self._slots_of_run(run) if run[0].cached else None for run in self.runs]
+
+    def _slots_of_run(self, run: Sequence[PromptPart]) -> torch.Tensor:
+        slots = np.concatenate([slots_of(part.blocks, 0, part.length) for part in run])
+        return torch.from_numpy(slots).to(self.device)
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -68,30 +75,47 @@ class PromptAttention:
         self.cache.write(layer, self.slots, k, v)
         outs: list[torch.Tensor] = []
         start = 0
-        for run in self.runs:
-            stop = start + sum(part.new for part in run)
-            rows = slice(start, stop)
-            if run[0].cached:
-                outs.append(self._over_cache(layer, q[rows], run[0]))
+        for run, reads in zip(self.runs, self.reads, strict=True):
+            rows = slice(start, start + len(run) * run[0].new)
+            if reads is None:
+                keys, values = k[rows], v[rows]
             else:
-                outs.append(causal_attention([(len(run), run[0].new)], q[rows], k[rows], v[rows]))
-            start = stop
+                keys, values = self.cache.read(layer, reads).unbind(1)
+            outs.append(self._attend(run, q[rows], keys, values))
+            start = rows.stop
         return torch.cat(outs)
 
-    def _over_cache(self, layer: int, q: torch.Tensor, part: PromptPart) -> torch.Tensor:
-        keys, values = self.cache.read(layer, self.prefix_slots[id(part)]).unbind(1)
-        keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+    def _attend(
+        self, run: Sequence[PromptPart], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        cached, length = run[0].cached, run[0].length
+        query = q.unflatten(0, (len(run), -1)).transpose(1, 2)
+        spans = range(cached // self.span, -(-length // self.span))
+        room = _padded(length) if length <= SHORT else spans.stop * self.span
+        keys, values = (_with_room(x, len(run), room) for x in (k, v))
         outs: list[torch.Tensor] = []
-        for first in range(0, part.new, QUERY_CHUNK):
-            some = q[first : first + QUERY_CHUNK]
-            at = torch.arange(first, first + len(some), device=self.device) + part.cached
-            seen = torch.arange(part.length, device=self.device) <= at[:, None]
-            query = some.transpose(0, 1)[None]
+        for span in spans:
+            first, last = max(cached, span * self.span), min(length, (span + 1) * self.span)
+            some = query[:, :, first - cached : last - cached]
+            some = F.pad(some, (0, 0, 0, -(last - first) % QUERY_MULTIPLE))
+            width = min(room, (span + 1) * self.span)
+            positions = torch.arange(first, first + some.shape[2], device=self.device)
+            seen = torch.arange(width, device=self.device) <= positions[:, None]
             mixed = F.scaled_dot_product_attention(
-                query, keys, values, attn_mask=seen, enable_gqa=True
+                some, keys[:, :, :width], values[:, :, :width], attn_mask=seen, enable_gqa=True
             )
-            outs.append(mixed[0].transpose(0, 1))
-        return torch.cat(outs)
+            outs.append(mixed[:, :, : last - first])
+        return torch.cat(outs, dim=2).transpose(1, 2).flatten(0, 1)
+
+
+def _padded(length: int) -> int:
+    return -(-length // BLOCK) * BLOCK
+
+
+def _with_room(x: torch.Tensor, count: int, room: int) -> torch.Tensor:
+    """[count * length, heads, dim] as [count, heads, room, dim], zero beyond the length."""
+    x = x.unflatten(0, (count, -1))
+    return F.pad(x, (0, 0, 0, 0, 0, room - x.shape[1])).transpose(1, 2)
 
 
 @dataclass

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 CHUNK_ELEMENTS = 1 << 24  # logits handled at once, so that many rows of a large vocabulary fit
 
+BLOCK = 64  # tokens of the vocabulary that share one entry of the coarse running sum
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -94,17 +96,43 @@ def _choose(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if choices.temperature is not None:
         logits = logits / choices.temperature[:, None]
-    logprobs = torch.log_softmax(logits, dim=-1)
-    weights = logprobs.exp()
+    highest = logits.amax(-1, keepdim=True)
+    weights = (logits - highest).exp_()
+    total = _blocks(weights).sum(-1).sum(-1, dtype=torch.float64)
     if choices.top_k is not None or choices.top_p is not None:
         weights = _narrow(weights, choices)
-    # Inverse transform in float64: in float32 the running sum would lose the rare tokens.
-    running = weights.cumsum(-1, dtype=torch.float64)
-    target = random[:, None] * running[:, -1:]
-    picked = torch.searchsorted(running, target, right=True)
+    picked = _pick(weights, random)
     if choices.greedy is not None:
         picked = torch.where(choices.greedy[:, None], logits.argmax(-1, keepdim=True), picked)
-    return picked[:, 0], logprobs.gather(1, picked)[:, 0]
+    logprobs = (logits.gather(1, picked) - highest)[:, 0] - total.log().to(logits.dtype)
+    return picked[:, 0], logprobs
+
+
+def _blocks(weights: torch.Tensor) -> torch.Tensor:
+    """[rows, blocks, BLOCK], the last block filled up with zeros."""
+    missing = -weights.shape[1] % BLOCK
+    if missing:
+        weights = torch.nn.functional.pad(weights, (0, missing))
+    return weights.view(len(weights), -1, BLOCK)
+
+
+def _pick(weights: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
+    """Inverse transform sampling in two levels: a block by its sum, then a token inside it.
+
+    Running sums are float64, since in float32 they would lose the rare tokens; they are taken over
+    blocks and over one block only, which is far cheaper than over the vocabulary.
+    """
+    blocks = _blocks(weights)
+    running = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
+    target = random[:, None] * running[:, -1:]
+    block = torch.searchsorted(running, target, right=True)
+    before = torch.where(block > 0, running.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = blocks[torch.arange(len(blocks), device=blocks.device), block[:, 0]]
+    running = inside.cumsum(-1, dtype=torch.float64)
+    # A float32 block sum may exceed the float64 one by a rounding: stay on the last possible token.
+    last = BLOCK - 1 - (inside > 0).flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+    token = torch.searchsorted(running, target - before, right=True)
+    return block * BLOCK + torch.minimum(token, last)
 
 
 def _narrow(weights: torch.Tensor, choices: Choices) -> torch.Tensor:

@@ -42,7 +42,7 @@ def run_decoder(
 ) -> Hidden:
     """Hidden states after the final norm. Sequences exist only for `attend`."""
     config, eps = model.config, model.config.norm_eps
-    cos, sin = model.rotary(positions)
+    cos, sin = model.cos[positions], model.sin[positions]
     x = model.embedding[tokens]
     qk_heads = config.heads + config.kv_heads
     for index, layer in enumerate(model.layers):

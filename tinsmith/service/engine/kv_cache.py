@@ -114,7 +114,7 @@ class KVCache:
         self.pool = BlockPool(max(tokens // BLOCK, 2) + 1)
         shape = (self.pool.size * BLOCK, 2, config.kv_heads, config.head_dim)
         self.layers = [
-            torch.empty(shape, dtype=model.dtype, device=model.device) for _ in range(config.layers)
+            torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(config.layers)
         ]
 
     @staticmethod
@@ -129,7 +129,7 @@ class KVCache:
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> None:
-        self.layers[layer].index_copy_(0, slots, torch.stack((k, v), dim=1))
+        self.layers[layer][slots] = torch.stack((k, v), dim=1)
 
     def read(self, layer: int, slots: Int[torch.Tensor, " tokens"]) -> torch.Tensor:
         """[tokens, 2, kv_heads, head_dim]"""

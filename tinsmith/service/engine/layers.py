@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 LoraSlices = Sequence[tuple[int, int, LoraPair]]
 
 
+def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+
+
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+        scale = _inverse_rms(wide, eps)
         ctx.save_for_backward(x, weight, scale)
         return (wide * scale).to(x.dtype).mul_(weight)
 
@@ -42,8 +47,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
         return _RmsNorm.apply(x, weight, eps)  # pyright: ignore[reportReturnType]
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
-    return (wide * scale).to(x.dtype).mul_(weight)
+    return (wide * _inverse_rms(wide, eps)).to(x.dtype).mul_(weight)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: int) -> torch.Tensor:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     Flat = Float[torch.Tensor, " parameters"]
 
 
+BLOCK_DIAGONAL_RANKS = 96
+
+
 @dataclass(frozen=True)
 class LoraPair:
     """Factors for one (possibly fused) linear layer: y += scale * (x @ a) split k ways @ bs."""
@@ -133,7 +136,12 @@ class Adapter:
 
     def freeze(self, dtype: torch.dtype) -> FrozenAdapter:
         copy = self.split(self.values.detach().to(dtype, copy=True))
-        pairs = {key: LoraPair(a, tuple(bs), self.scale) for key, (a, *bs) in copy.items()}
+        pairs: dict[str, LoraPair] = {}
+        for key, (a, *bs) in copy.items():
+            # At small ranks one product with a block-diagonal B is cheaper than several small ones.
+            if a.shape[1] <= BLOCK_DIAGONAL_RANKS:
+                bs = [torch.block_diag(*bs)]
+            pairs[key] = LoraPair(a, tuple(bs), self.scale)
         return FrozenAdapter(self.spec, pairs)
 
 

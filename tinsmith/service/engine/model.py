@@ -81,17 +81,10 @@ class BaseModel:
     layers: list[LayerWeights]
     final_norm: Float[torch.Tensor, " hidden"]
     head: LinearWeights
-    inv_freq: Float[torch.Tensor, " half_head"]
-    rope_scale: float
+    cos: Float[torch.Tensor, "positions 1 head_dim"]
+    sin: Float[torch.Tensor, "positions 1 head_dim"]
     device: torch.device
     dtype: torch.dtype
-
-    def rotary(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, each [tokens, 1, head_dim], for the given positions."""
-        angles = positions.to(self.inv_freq.dtype)[:, None] * self.inv_freq
-        angles = torch.cat((angles, angles), dim=-1)[:, None, :]
-        cos, sin = angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
-        return cos.to(self.dtype), sin.to(self.dtype)
 
 
 # ── finding ──────────────────────────────────────────────────────────────────────────────────
@@ -265,6 +258,14 @@ def rope_frequencies(config: DecoderConfig) -> tuple[torch.Tensor, float]:
     )
 
 
+def rope_tables(config: DecoderConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin for every position of the context, [positions, 1, head_dim]."""
+    frequencies, scale = rope_frequencies(config)
+    angles = torch.arange(config.max_context, dtype=torch.float32)[:, None] * frequencies
+    angles = torch.cat((angles, angles), dim=-1)[:, None, :]
+    return angles.cos() * scale, angles.sin() * scale
+
+
 # ── loading ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -309,7 +310,7 @@ def load_model(info: ModelInfo, device: torch.device, dtype: torch.dtype) -> Bas
     embedding = take("model.embed_tokens.weight")
     untied = "lm_head.weight" in tensors and not config.tied
     head = (tensors["lm_head.weight"] if untied else embedding).t()
-    inv_freq, rope_scale = rope_frequencies(config)
+    cos, sin = rope_tables(config)
     return BaseModel(
         info=info,
         config=config,
@@ -318,8 +319,8 @@ def load_model(info: ModelInfo, device: torch.device, dtype: torch.dtype) -> Bas
         final_norm=take("model.norm.weight"),
         # A GPU multiplies a transposed view as fast; a CPU needs the layout (see LinearWeights).
         head=LinearWeights(head.contiguous() if device.type == "cpu" else head),
-        inv_freq=inv_freq.to(device),
-        rope_scale=rope_scale,
+        cos=cos.to(device, dtype),
+        sin=sin.to(device, dtype),
         device=device,
         dtype=dtype,
     )

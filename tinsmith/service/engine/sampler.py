@@ -6,6 +6,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -99,20 +100,21 @@ class _Batch:
     attention: TokenAttention
 
 
-def _lanes(adapters: Sequence[object]) -> tuple[list[int], list[int]]:
-    """Indices to compute, grouped as given, and which of them count.
+def _lanes(
+    adapters: Sequence[object], widths: Sequence[int] | None = None
+) -> tuple[list[int], list[int]]:
+    """Indices of members to compute, neighbours of one adapter together, and which of them count.
 
-    A product with a single row takes another path through the BLAS and rounds differently, so a lone
-    member of a group is computed twice: a row's numbers then never depend on its company.
+    A product with a single row takes another path through the BLAS and rounds differently, so an
+    adapter's only row is computed twice: a row's numbers then never depend on its company.
     """
     lanes: list[int] = []
     keep: list[int] = []
-    for index, adapter in enumerate(adapters):
-        alone = (index == 0 or adapters[index - 1] is not adapter) and (
-            index + 1 == len(adapters) or adapters[index + 1] is not adapter
-        )
-        keep.append(len(lanes))
-        lanes += [index, index] if alone else [index]
+    for _, members in groupby(range(len(adapters)), key=lambda index: id(adapters[index])):
+        group = list(members)
+        keep += range(len(lanes), len(lanes) + len(group))
+        rows = len(group) if widths is None else sum(widths[index] for index in group)
+        lanes += group * 2 if rows == 1 else group
     return lanes, keep
 
 
@@ -244,41 +246,46 @@ class Sampler:
     def _compute_prompts(self, prompts: list[_Prompt]) -> list[Finished]:
         # Neighbours share an adapter, then a length, so products and attention run over many at once.
         prompts.sort(key=lambda p: (id(p.request.adapter), len(p.found), len(p.request.job.prompt)))
-        lanes, keep = _lanes([p.request.adapter for p in prompts])
+        adapters = [p.request.adapter for p in prompts]
+        lanes, keep = _lanes(adapters, [p.part.new for p in prompts])
         laid = [prompts[index] for index in lanes]
         parts = [p.part for p in laid]
-        adapters = [p.request.adapter for p in laid]
         widths = [part.new for part in parts]
         device = self.model.device
-        tokens = [
-            t
-            for p, part in zip(laid, parts, strict=True)
-            for t in p.request.job.prompt[part.cached :]
-        ]
+        tokens = [p.request.job.prompt[part.cached :] for p, part in zip(laid, parts, strict=True)]
         positions = np.concatenate([np.arange(part.cached, part.length) for part in parts])
         hidden = run_decoder(
             self.model,
-            torch.tensor(tokens, device=device),
+            torch.tensor([token for some in tokens for token in some], device=device),
             torch.from_numpy(positions).to(device),
             PromptAttention(self.cache, parts, device),
-            _slices(adapters, widths),
+            _slices([p.request.adapter for p in laid], widths),
         )
-        ends = np.cumsum(widths)
-        last = torch.from_numpy(ends - 1).to(device)
-        logits = logits_of(self.model, hidden[last], _slices(adapters, [1] * len(laid)))
-        for prompt, lane in zip(prompts, keep, strict=True):
-            if prompt.request.job.prompt_logprobs and prompt.request.prompt_logprobs is None:
-                self._score(prompt.request, hidden[ends[lane] - widths[lane] : ends[lane]])
-            tokens_of = prompt.request.job.prompt
-            self.cache.pool.register(prompt.request.root, tokens_of, prompt.rows[0].blocks)
+        ends = np.cumsum(widths)[keep]
+        for prompt, end in zip(prompts, ends, strict=True):
+            request = prompt.request
+            if request.job.prompt_logprobs and request.prompt_logprobs is None:
+                self._score(request, hidden[end - prompt.part.new : end])
+            self.cache.pool.register(request.root, request.job.prompt, prompt.rows[0].blocks)
         self._copy_tails(prompts)
         rows = [row for prompt in prompts for row in prompt.rows]
-        source = [lane for p, lane in zip(prompts, keep, strict=True) for _ in p.rows]
-        choices = self._choices(rows)
-        alive, finished = self._pick(rows, logits[torch.tensor(source, device=device)], choices)
+        logits = self._last_logits(prompts, hidden, ends)
+        alive, finished = self._pick(rows, logits, self._choices(rows))
         self.running += alive
         self.batch = None
         return finished
+
+    def _last_logits(
+        self, prompts: Sequence[_Prompt], hidden: torch.Tensor, ends: np.ndarray
+    ) -> torch.Tensor:
+        """Logits after each prompt, repeated for each row that starts from it."""
+        adapters = [p.request.adapter for p in prompts]
+        lanes, keep = _lanes(adapters)
+        last = torch.from_numpy(ends[lanes] - 1).to(hidden.device)
+        slices = _slices([adapters[lane] for lane in lanes], [1] * len(lanes))
+        logits = logits_of(self.model, hidden[last], slices)
+        source = [lane for p, lane in zip(prompts, keep, strict=True) for _ in p.rows]
+        return logits[torch.tensor(source, device=hidden.device)]
 
     def _score(self, request: _Request, hidden: torch.Tensor) -> None:
         """Log-probabilities of a prompt's own tokens at temperature 1; the first has none."""

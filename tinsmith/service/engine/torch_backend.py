@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
 import torch
 
 from tinsmith.errors import ModelError, RequestError
@@ -31,6 +32,9 @@ from tinsmith.service.engine.sampler import Sampler
 from tinsmith.service.engine.training import training_pass
 from tinsmith.service.engine.weights import load_adapter, read_spec, save_adapter
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 CACHE_TOKENS = 1 << 18  # more than this many cached tokens is never set aside
 SMALL_HIDDEN = 512  # below this width, threads cost more than they give
 
@@ -50,7 +54,6 @@ class TorchBackend:
         self.bases: dict[str, tuple[BaseModel, Sampler]] = {}
         self.adapters: dict[ModelId, Adapter] = {}
         self.frozen: dict[WeightsId, FrozenAdapter] = {}
-        self.job_base: dict[str, str] = {}
 
     # ── base models ──────────────────────────────────────────────────────────────────────────
 
@@ -69,15 +72,14 @@ class TorchBackend:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         elif not self.bases:
-            cores = psutil.cpu_count(logical=False) or 1
-            torch.set_num_threads(1 if hidden < SMALL_HIDDEN else cores)
+            torch.set_num_threads(1 if hidden < SMALL_HIDDEN else os.cpu_count() or 1)
 
     def _cache_tokens(self, base: BaseModel) -> int:
-        """A share of the free memory, but room for at least one sequence of full length."""
+        """A share of the memory, but room for at least one sequence of full length."""
         if self.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.device)[0] * 0.4
         else:
-            room = psutil.virtual_memory().available * 0.15
+            room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.1
         fits = int(room / KVCache.bytes_per_token(base))
         return max(min(fits, CACHE_TOKENS), base.config.max_context)
 
@@ -151,9 +153,9 @@ class TorchBackend:
         return any(sampler.busy for _, sampler in self.bases.values())
 
 
-def _decoder_of(info: ModelInfo):
+def _decoder_of(info: ModelInfo) -> Callable[[list[int]], str]:
     """Text of tokens, for stop strings; the tokenizer loads when the first one is asked for."""
-    loaded = []
+    loaded: list[Tokenizer] = []
 
     def decode(tokens: list[int]) -> str:
         if not loaded:

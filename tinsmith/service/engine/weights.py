@@ -42,10 +42,12 @@ def save_adapter(adapter: Adapter, to: Path, *, optimizer: bool) -> None:
             save_file(state, temporary / OPTIMIZER)
         for file in temporary.iterdir():
             _sync(file)
-        if to.exists():
-            shutil.rmtree(to)
+        replaced = temporary.with_suffix(".old")
+        if to.exists():  # a directory cannot be replaced in one move: keep the old one until then
+            os.replace(to, replaced)
         os.replace(temporary, to)
         _sync(to.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise StorageError(

@@ -23,7 +23,12 @@ COMMON = {
     "initializer_range": 0.2,
     "eos_token_id": 1,
 }
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 5e5,
@@ -78,7 +83,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 def _oracle(kind: str) -> transformers.PreTrainedModel:
     family, options = KINDS[kind]
     torch.manual_seed(sum(map(ord, kind)))
-    config = getattr(transformers, f"{family}Config")(**COMMON, **{"tie_word_embeddings": family == "Qwen3"} | options)
+    config = getattr(transformers, f"{family}Config")(
+        **COMMON, **{"tie_word_embeddings": family == "Qwen3"} | options
+    )
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     for name, parameter in model.named_parameters():  # norms and biases away from 1 and 0
         if "norm" in name or name.endswith("bias"):

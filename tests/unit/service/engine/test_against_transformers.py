@@ -14,7 +14,9 @@ from tinsmith.service.engine.torch_backend import TorchBackend
 CROSS_ENTROPY = LossSpec("cross_entropy", {})
 
 
-def run(backend: TorchBackend, items: list[TrainItem], loss=CROSS_ENTROPY, backward=True, model="m"):
+def run(
+    backend: TorchBackend, items: list[TrainItem], loss=CROSS_ENTROPY, backward=True, model="m"
+):
     *progress, result = backend.run_pass(model, items, loss, backward=backward)
     assert isinstance(result, PassResult)
     assert progress[-1] == 1.0
