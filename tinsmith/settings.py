@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tinsmith.errors import ConfigError
+
 EMBEDDED_MODEL = "tinsmith/tiny"
 HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 LOCAL_API_KEY = "tml-local"  # the SDK insists on a key of this form; a loopback service accepts any
@@ -31,9 +33,19 @@ def runs_directory() -> Path:
     return Path(os.environ.get("TINSMITH_RUNS") or home() / "runs")
 
 
+def _number(name: str, default: float | None) -> float | None:
+    value = os.environ.get(name)
+    if not value:
+        return default
+    try:
+        return float(value)
+    except ValueError:
+        raise ConfigError(f"${name} must be a number (got {value!r}); change or unset it.") from None
+
+
 def idle_seconds() -> float:
     """How long a service that was started on demand waits for work before it stops."""
-    return float(os.environ.get("TINSMITH_IDLE_SECONDS") or 900)
+    return _number("TINSMITH_IDLE_SECONDS", 900.0) or 0.0
 
 
 def hosted_api_key() -> str | None:
@@ -43,5 +55,5 @@ def hosted_api_key() -> str | None:
 
 def threads() -> int | None:
     """Torch threads of the service: `$TINSMITH_THREADS`, else chosen by the engine."""
-    value = os.environ.get("TINSMITH_THREADS")
-    return int(value) if value else None
+    value = _number("TINSMITH_THREADS", None)
+    return None if value is None else int(value)

@@ -14,7 +14,9 @@ from tinsmith.service.engine.model import LinearWeights
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-CHUNK_ELEMENTS = 1 << 20  # logits of one chunk; small enough to stay in a CPU's cache
+# Logits of one chunk: on a CPU few enough to stay near the cache, but rows enough for a matrix product.
+CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 28}
+CHUNK_ROWS = 256
 
 
 def _logits(hidden: torch.Tensor, head: LinearWeights, pair: LoraPair | None) -> torch.Tensor:
@@ -25,7 +27,7 @@ def _logits(hidden: torch.Tensor, head: LinearWeights, pair: LoraPair | None) ->
 
 
 def _rows_per_chunk(head: LinearWeights) -> int:
-    return max(16, CHUNK_ELEMENTS // head.weight.shape[1])
+    return max(CHUNK_ROWS, CHUNK_ELEMENTS[head.weight.device.type] // head.weight.shape[1])
 
 
 def token_logprobs(

@@ -99,8 +99,10 @@ def test_ppo_equals_importance_sampling_inside_the_bounds():
 def test_chunks_do_not_matter(monkeypatch):
     hidden, head, pair, inputs = setting(2, spread=0.3)
     values = []
-    for elements in (1 << 20, VOCAB * 16):
-        monkeypatch.setattr("tinsmith.service.engine.vocab_loss.CHUNK_ELEMENTS", elements)
+    for rows in (256, 16):
+        monkeypatch.setattr(
+            "tinsmith.service.engine.vocab_loss._rows_per_chunk", lambda head, rows=rows: rows
+        )
         big = torch.cat([hidden] * 5).requires_grad_()
         many = {key: torch.cat([x] * 5) for key, x in inputs.items()}
         value, _ = VocabLoss.apply(big, head, LOSSES["ppo"], {}, many, 0.7, pair.a, pair.bs[0])
