@@ -131,6 +131,7 @@ class _Group:
     lane: torch.Tensor  # 0..rows-1
     at: torch.Tensor  # where this step's token goes
     padded: int = 0
+    seen: torch.Tensor | None = None  # the mask's part for this step
 
 
 class TokenAttention:
@@ -191,33 +192,26 @@ class TokenAttention:
             group.at = torch.from_numpy(at).to(self.device)
             group.mask[group.lane, 0, 0, group.at] = 0
             group.padded = -(-longest // group.multiple) * group.multiple
+            group.seen = group.mask[..., : group.padded]
         return True
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        self.cache.write(layer, self.slots, k, v)
+        kv = self.cache.write(layer, self.slots, k, v)
         if len(self.groups) == 1:
-            return self._attend(layer, self.groups[0], q, k, v)
+            return self._attend(layer, self.groups[0], q, kv)
         out = torch.empty_like(q)
         for group in self.groups:
-            part = [x.index_select(0, group.rows) for x in (q, k, v)]  # pyright: ignore[reportArgumentType]
-            out[group.rows] = self._attend(layer, group, *part)
+            assert group.rows is not None
+            out[group.rows] = self._attend(layer, group, q[group.rows], kv[group.rows])
         return out
 
-    def _attend(
-        self, layer: int, group: _Group, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
+    def _attend(self, layer: int, group: _Group, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         copy = group.copies[layer]
-        copy[group.lane, group.at] = torch.stack((k, v), dim=1)
-        keys, values = copy[:, : group.padded].unbind(2)
-        heads, kv_heads = q.shape[1], k.shape[1]
+        copy[group.lane, group.at] = kv
+        keys, values = copy[:, : group.padded].transpose(1, 3).unbind(2)
         # Query heads that share a key head are queries of it: one small product instead of several.
-        query = q.reshape(len(q), kv_heads, heads // kv_heads, -1)
-        mixed = F.scaled_dot_product_attention(
-            query,
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            attn_mask=group.mask[..., : group.padded],
-        )
+        query = q.reshape(len(q), kv.shape[2], -1, q.shape[2])
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=group.seen)
         return mixed.reshape(q.shape)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from tinsmith.service.engine.layers import LoraSlices, project, rms_norm, rope, swiglu
+from tinsmith.service.engine.layers import LoraSlices, project, project_onto, rms_norm, rope, swiglu
 from tinsmith.service.engine.lora import LoraPair
 from tinsmith.service.engine.model import BaseModel
 
@@ -54,10 +54,10 @@ def run_decoder(
             qk = rms_norm(qk, layer.qk_norm, eps)
         q, k = rope(qk, cos, sin).split((config.heads, config.kv_heads), dim=1)
         mixed = attend(index, q, k, v).reshape(len(x), config.query_size)
-        x = x + project(mixed, layer.output, at_site(adapters, f"{index}.output"))
+        x = project_onto(x, mixed, layer.output, at_site(adapters, f"{index}.output"))
         normed = rms_norm(x, layer.mlp_norm, eps)
         gate_up = project(normed, layer.gate_up, at_site(adapters, f"{index}.gate_up"))
-        x = x + project(swiglu(gate_up), layer.down, at_site(adapters, f"{index}.down"))
+        x = project_onto(x, swiglu(gate_up), layer.down, at_site(adapters, f"{index}.down"))
     return rms_norm(x, model.final_norm, eps)
 
 

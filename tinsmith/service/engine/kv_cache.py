@@ -123,13 +123,12 @@ class KVCache:
         return config.layers * 2 * config.kv_size * model.dtype.itemsize
 
     def write(
-        self,
-        layer: int,
-        slots: Int[torch.Tensor, " tokens"],
-        k: torch.Tensor,
-        v: torch.Tensor,
-    ) -> None:
-        self.layers[layer][slots] = torch.stack((k, v), dim=1)
+        self, layer: int, slots: Int[torch.Tensor, " tokens"], k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """Store, and return as stored: [tokens, 2, kv_heads, head_dim]."""
+        stacked = torch.stack((k, v), dim=1)
+        self.layers[layer][slots] = stacked
+        return stacked
 
     def read(self, layer: int, slots: Int[torch.Tensor, " tokens"]) -> torch.Tensor:
         """[tokens, 2, kv_heads, head_dim]"""

@@ -50,14 +50,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (wide * _inverse_rms(wide, eps)).to(x.dtype).mul_(weight)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: int) -> torch.Tensor:
-    half = x.shape[-1] // 2
-    out = x * cos
-    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-sign)
-    out[..., half:].addcmul_(x[..., :half], sin[..., half:], value=sign)
-    return out
-
-
 class _Rope(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -71,8 +63,13 @@ class _Rope(torch.autograd.Function):
         return _rotate(grad, cos, sin, -1), None, None  # a rotation's transpose turns back
 
 
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int) -> torch.Tensor:
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return torch.mul(x, cos).addcmul_(swapped, sin, value=direction)
+
+
 def rope(x: Heads, cos: torch.Tensor, sin: torch.Tensor) -> Heads:
-    """Rotate the two halves of each head by its position's angle."""
+    """Rotate the two halves of each head by its position's angle; `sin` is negative in the first half."""
     if torch.is_grad_enabled() and x.requires_grad:
         return _Rope.apply(x, cos, sin)  # pyright: ignore[reportReturnType]
     return _rotate(x, cos, sin, 1)
@@ -163,6 +160,9 @@ def plain_linear(x: Rows, linear: LinearWeights) -> Rows:
 def _add_products(
     out: torch.Tensor, z: torch.Tensor, bs: Sequence[torch.Tensor], scale: float
 ) -> None:
+    if len(bs) == 1:
+        out.addmm_(z, bs[0], alpha=scale)
+        return
     rank, column = bs[0].shape[0], 0
     for index, b in enumerate(bs):
         part = out[:, column : column + b.shape[1]]
@@ -177,7 +177,20 @@ def project(x: Rows, linear: LinearWeights, loras: LoraSlices) -> Rows:
             ((_, _, pair),) = loras  # a training pass has one adapter, over all rows
             return _LoraLinear.apply(x, linear, pair.scale, pair.a, *pair.bs)  # pyright: ignore[reportReturnType]
         return _FrozenLinear.apply(x, linear)  # pyright: ignore[reportReturnType]
-    out = plain_linear(x, linear)
+    return _add_loras(plain_linear(x, linear), x, loras)
+
+
+def project_onto(residual: Rows, x: Rows, linear: LinearWeights, loras: LoraSlices) -> Rows:
+    """residual + project(x), in one product less when there is no gradient to keep."""
+    if torch.is_grad_enabled() or linear.bias is not None:
+        return residual + project(x, linear, loras)
+    return _add_loras(torch.addmm(residual, x, linear.weight), x, loras)
+
+
+def _add_loras(out: Rows, x: Rows, loras: LoraSlices) -> Rows:
     for first, last, pair in loras:
-        _add_products(out[first:last], x[first:last] @ pair.a, pair.bs, pair.scale)
+        if last - first == len(x):
+            _add_products(out, x @ pair.a, pair.bs, pair.scale)
+        else:
+            _add_products(out[first:last], x[first:last] @ pair.a, pair.bs, pair.scale)
     return out

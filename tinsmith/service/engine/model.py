@@ -259,11 +259,11 @@ def rope_frequencies(config: DecoderConfig) -> tuple[torch.Tensor, float]:
 
 
 def rope_tables(config: DecoderConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin for every position of the context, [positions, 1, head_dim]."""
+    """cos and (in the first half negated) sin for every position, [positions, 1, head_dim]."""
     frequencies, scale = rope_frequencies(config)
     angles = torch.arange(config.max_context, dtype=torch.float32)[:, None] * frequencies
-    angles = torch.cat((angles, angles), dim=-1)[:, None, :]
-    return angles.cos() * scale, angles.sin() * scale
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    return torch.cat((cos, cos), dim=-1)[:, None, :], torch.cat((-sin, sin), dim=-1)[:, None, :]
 
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────
