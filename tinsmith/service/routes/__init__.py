@@ -1,0 +1,1 @@
+"""The HTTP surface, one module per group of calls; each gives its routes for one Service."""
