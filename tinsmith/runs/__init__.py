@@ -1,0 +1,1 @@
+"""Finding, starting and stopping runs; reads records, never the trainer."""
