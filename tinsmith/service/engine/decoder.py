@@ -41,7 +41,7 @@ def run_decoder(
     adapters: RowAdapters,
 ) -> Hidden:
     """Hidden states after the final norm. Sequences exist only for `attend`."""
-    config, eps = model.config, model.config.norm_eps
+    config, eps = model.config, model.norm_eps
     cos, sin = model.cos[positions], model.sin[positions]
     x = model.embedding[tokens]
     qk_heads = config.heads + config.kv_heads

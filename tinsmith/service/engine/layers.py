@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 LoraSlices = Sequence[tuple[int, int, LoraPair]]
 
 
-def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+def _inverse_rms(x: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+    return torch.addcmul(eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
         wide = x.float()
         scale = _inverse_rms(wide, eps)
         ctx.save_for_backward(x, weight, scale)
@@ -43,7 +43,8 @@ class _RmsNorm(torch.autograd.Function):
         return wide.addcmul_(normed, mean, value=-1).mul_(scale).to(x.dtype), None, None
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
+    """x over its root mean square, in float32, times the weight; eps is a tensor to save operations."""
     if torch.is_grad_enabled() and x.requires_grad:
         return _RmsNorm.apply(x, weight, eps)  # pyright: ignore[reportReturnType]
     wide = x.float()

@@ -80,6 +80,7 @@ class BaseModel:
     embedding: Float[torch.Tensor, "vocab hidden"]
     layers: list[LayerWeights]
     final_norm: Float[torch.Tensor, " hidden"]
+    norm_eps: Float[torch.Tensor, ""]
     head: LinearWeights
     cos: Float[torch.Tensor, "positions 1 head_dim"]
     sin: Float[torch.Tensor, "positions 1 head_dim"]
@@ -317,6 +318,7 @@ def load_model(info: ModelInfo, device: torch.device, dtype: torch.dtype) -> Bas
         embedding=embedding,
         layers=layers,
         final_norm=take("model.norm.weight"),
+        norm_eps=torch.tensor(config.norm_eps, device=device),
         # A GPU multiplies a transposed view as fast; a CPU needs the layout (see LinearWeights).
         head=LinearWeights(head.contiguous() if device.type == "cpu" else head),
         cos=cos.to(device, dtype),
