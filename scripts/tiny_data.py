@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-HELD_OUT_SEED = 20240229
-HELD_OUT_SHARE = 0.1
+from tinsmith.envs.arithmetic import held_out_pairs
 
 TOOL_RULES = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -59,13 +58,7 @@ class Mixture:
     tool: int
 
 
-def held_out_pairs() -> frozenset[tuple[int, int]]:
-    """Pairs (a, b) that no pre-training example ever adds; with (a, b) also (b, a)."""
-    unordered = [(a, b) for a in range(100) for b in range(a, 100)]
-    chosen = random.Random(HELD_OUT_SEED).sample(unordered, int(len(unordered) * HELD_OUT_SHARE))
-    return frozenset(chosen) | frozenset((b, a) for a, b in chosen)
-
-
+# Pairs that no pre-training example ever adds: those on which RL runs are evaluated.
 HELD_OUT = held_out_pairs()
 
 

@@ -40,7 +40,9 @@ def _number(name: str, default: float | None) -> float | None:
     try:
         return float(value)
     except ValueError:
-        raise ConfigError(f"${name} must be a number (got {value!r}); change or unset it.") from None
+        raise ConfigError(
+            f"${name} must be a number (got {value!r}); change or unset it."
+        ) from None
 
 
 def idle_seconds() -> float:

@@ -1,0 +1,85 @@
+"""The first command works: reward on held-out sums rises, and a killed run ends as if it never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tinsmith.records.metrics import is_time
+from tinsmith.records.reader import RunReader
+from tinsmith.records.run import read_run
+
+pytestmark = pytest.mark.learning
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A home with a local service in it, ended afterwards."""
+    home = tmp_path_factory.mktemp("home")
+    environment = {**os.environ, "TINSMITH_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tinsmith", "serve", "--port", "0", "--announce"]
+    service = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert service.stdout is not None
+        assert "http://127.0.0.1" in service.stdout.readline()
+        yield environment
+    finally:
+        service.terminate()
+        service.wait(30)
+
+
+def train(environment: dict[str, str], directory: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tinsmith", "train", f"log_path={directory}", *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+
+
+def timeless(directory: Path) -> list[dict[str, float]]:
+    lines = RunReader(directory).metrics()
+    return [{k: v for k, v in line.items() if not is_time(k)} for line in lines]
+
+
+def test_reward_on_held_out_sums_rises(environment, tmp_path):
+    finish(train(environment, tmp_path / "run", "seed=1", "num_batches=25"))
+    lines = list(RunReader(tmp_path / "run").metrics())
+    assert lines[0]["eval/reward"] <= 0.45
+    assert lines[-1]["eval/reward"] >= 0.90
+    assert all(line["kl"] < 1e-5 for line in lines[1:])
+
+
+def test_a_run_killed_in_the_middle_of_a_step_equals_one_that_was_not(environment, tmp_path):
+    words = ("num_batches=9", "save_every=3", "batch_size=24", "eval_size=50")
+    finish(train(environment, tmp_path / "whole", *words))
+    process = train(environment, tmp_path / "killed", *words)
+    kill_while_sampling(tmp_path / "killed", step=5)
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert [line["step"] for line in RunReader(tmp_path / "killed").metrics()] == [0, 1, 2, 3, 4]
+    finish(train(environment, tmp_path / "killed", *words))
+    assert timeless(tmp_path / "killed") == timeless(tmp_path / "whole")
+
+
+def kill_while_sampling(directory: Path, *, step: int) -> None:
+    reader = RunReader(directory)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        progress = reader.progress()
+        if progress is not None and (progress.step, progress.phase) == (step, "sample"):
+            pid = read_run(directory).pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.002)
+    raise AssertionError(json.dumps(reader.log()))

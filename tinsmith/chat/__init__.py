@@ -1,0 +1,1 @@
+"""Messages and the tokens they become."""

@@ -1,0 +1,1 @@
+"""The run directory: what a trainer writes and every view reads."""

@@ -1,0 +1,1 @@
+"""The trainer: problems in, rollouts, updates and records out."""

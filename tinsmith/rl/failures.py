@@ -1,0 +1,13 @@
+"""What a failure says to people: the service's own sentence where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def explain(error: BaseException) -> str:
+    """The reason without the SDK's wrapping, or the error's type and words."""
+    body = getattr(error, "body", None)  # what the service answered, on the SDK's status errors
+    if isinstance(body, Mapping) and isinstance(detail := body.get("detail"), str):
+        return detail
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
