@@ -209,7 +209,7 @@ async def test_silent_sessions_are_swept_and_idleness_is_told(
     await service.sweep()
     with pytest.raises(RequestError, match="no heartbeat"):
         service.model(model)
-    while service._worker.busy:  # the session's models are being dropped
+    while service._worker.busy:  # noqa: ASYNC110  the session's models are being dropped
         await asyncio.sleep(0)
     await service.sweep()
     assert idle[-1]

@@ -162,6 +162,8 @@ class TokenAttention:
         multiple: int,
     ) -> _Group:
         capacity = -(-(int(lengths.max()) + 1 + HEADROOM) // multiple) * multiple
+        # Beyond its tokens a row reads slot 0, which nobody writes: zeros, where a block that was in
+        # use before might hold anything, even NaN, and 0 * NaN is NaN.
         slots = np.zeros((len(index), capacity), dtype=np.int64)
         for lane, row in enumerate(index):
             filled = lengths[lane]
@@ -169,11 +171,9 @@ class TokenAttention:
         flat = torch.from_numpy(slots.reshape(-1)).to(self.device)
         counts = torch.from_numpy(lengths).to(self.device)
         outside = torch.arange(capacity, device=self.device) >= counts[:, None]
-        copies: list[torch.Tensor] = []
-        for layer in range(len(self.cache.layers)):
-            copy = self.cache.read(layer, flat).unflatten(0, (len(index), capacity))
-            # What lies beyond a row's tokens may be anything, even NaN, and 0 * NaN is NaN.
-            copies.append(copy.masked_fill_(outside[:, :, None, None, None], 0))
+        layers = range(len(self.cache.layers))
+        shape = (len(index), capacity)
+        copies = [self.cache.read(layer, flat).unflatten(0, shape) for layer in layers]
         mask = torch.zeros(outside.shape, dtype=copies[0].dtype, device=self.device)
         mask = mask.masked_fill_(outside, float("-inf"))[:, None, None, :]
         lanes = torch.arange(len(index), device=self.device)
@@ -212,6 +212,6 @@ class TokenAttention:
         copy[group.lane, group.at] = kv
         keys, values = copy[:, : group.padded].transpose(1, 3).unbind(2)
         # Query heads that share a key head are queries of it: one small product instead of several.
-        query = q.reshape(len(q), kv.shape[2], -1, q.shape[2])
+        query = q.reshape(q.shape[0], kv.shape[2], -1, q.shape[2])
         mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=group.seen)
         return mixed.reshape(q.shape)

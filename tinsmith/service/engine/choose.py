@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 CHUNK_ELEMENTS = 1 << 24  # logits handled at once, so that many rows of a large vocabulary fit
 
 BLOCK = 64  # tokens of the vocabulary that share one entry of the coarse running sum
+BELOW_ONE = 1 - 2.0**-52
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -35,10 +36,10 @@ def row_key(seed: int, sample: int) -> int:
 
 
 def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Number `counter` of each stream, in [0, 1): a function of key and counter, no hidden state."""
+    """Number `counter` of each stream, in [0, 1 - 2**-52]: of key and counter, with no hidden state."""
     with np.errstate(over="ignore"):
         bits = _mix(keys + (counters + np.uint64(1)) * _GOLDEN)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (bits >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
 
 @dataclass(frozen=True)
@@ -79,60 +80,64 @@ def choose(
     top_k and top_p narrow what may be chosen, not the reported log-probability. Greedy rows report
     the log-probability at temperature 1.
     """
-    rows = max(1, CHUNK_ELEMENTS // logits.shape[1])
-    threshold = torch.from_numpy(random).to(logits.device)
-    tokens: list[torch.Tensor] = []
-    logprobs: list[torch.Tensor] = []
-    for start in range(0, len(logits), rows):
-        part = slice(start, start + rows)
-        picked, logprob = _choose(logits[part], choices.part(part), threshold[part])
-        tokens.append(picked)
-        logprobs.append(logprob)
-    return torch.cat(tokens), torch.cat(logprobs)
+    count, vocab = logits.shape
+    rows = max(1, CHUNK_ELEMENTS // vocab)
+    uniform = torch.from_numpy(random).to(logits.device)
+    if count <= rows:
+        return _choose(logits, choices, uniform)
+    parts = [slice(start, start + rows) for start in range(0, count, rows)]
+    chosen = [_choose(logits[part], choices.part(part), uniform[part]) for part in parts]
+    return torch.cat([token for token, _ in chosen]), torch.cat([lp for _, lp in chosen])
 
 
 def _choose(
-    logits: torch.Tensor, choices: Choices, random: torch.Tensor
+    logits: torch.Tensor, choices: Choices, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if choices.temperature is not None:
         logits = logits / choices.temperature[:, None]
     highest = logits.amax(-1, keepdim=True)
-    weights = (logits - highest).exp_()
-    total = _blocks(weights).sum(-1).sum(-1, dtype=torch.float64)
+    weights = Weights.of((logits - highest).exp_())
+    normaliser = highest + weights.running[:, -1:].log().to(logits.dtype)
     if choices.top_k is not None or choices.top_p is not None:
-        weights = _narrow(weights, choices)
-    picked = _pick(weights, random)
+        weights = Weights.of(_narrow(weights.blocks.flatten(1), choices))
+    picked = weights.pick(uniform)
     if choices.greedy is not None:
         picked = torch.where(choices.greedy[:, None], logits.argmax(-1, keepdim=True), picked)
-    logprobs = (logits.gather(1, picked) - highest)[:, 0] - total.log().to(logits.dtype)
-    return picked[:, 0], logprobs
+    return picked[:, 0], (logits.gather(1, picked) - normaliser)[:, 0]
 
 
-def _blocks(weights: torch.Tensor) -> torch.Tensor:
-    """[rows, blocks, BLOCK], the last block filled up with zeros."""
-    missing = -weights.shape[1] % BLOCK
-    if missing:
-        weights = torch.nn.functional.pad(weights, (0, missing))
-    return weights.view(len(weights), -1, BLOCK)
-
-
-def _pick(weights: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
-    """Inverse transform sampling in two levels: a block by its sum, then a token inside it.
+@dataclass(frozen=True)
+class Weights:
+    """Unnormalised probabilities of each row in blocks, with the running sum over the blocks.
 
     Running sums are float64, since in float32 they would lose the rare tokens; they are taken over
-    blocks and over one block only, which is far cheaper than over the vocabulary.
+    blocks and then inside one block, which is far cheaper than over the vocabulary.
     """
-    blocks = _blocks(weights)
-    running = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
-    target = random[:, None] * running[:, -1:]
-    block = torch.searchsorted(running, target, right=True)
-    before = torch.where(block > 0, running.gather(1, (block - 1).clamp(min=0)), 0.0)
-    inside = blocks[torch.arange(len(blocks), device=blocks.device), block[:, 0]]
-    running = inside.cumsum(-1, dtype=torch.float64)
-    # A float32 block sum may exceed the float64 one by a rounding: stay on the last possible token.
-    last = BLOCK - 1 - (inside > 0).flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
-    token = torch.searchsorted(running, target - before, right=True)
-    return block * BLOCK + torch.minimum(token, last)
+
+    blocks: Float[torch.Tensor, "rows blocks BLOCK"]
+    sums: Float[torch.Tensor, "rows blocks"]
+    running: Float[torch.Tensor, "rows blocks"]
+
+    @classmethod
+    def of(cls, weights: Float[torch.Tensor, "rows vocab"]) -> Weights:
+        rows, vocab = weights.shape
+        if vocab % BLOCK:
+            weights = torch.nn.functional.pad(weights, (0, -vocab % BLOCK))
+        blocks = weights.view(rows, -1, BLOCK)
+        sums = blocks.sum(-1)
+        return cls(blocks, sums, sums.cumsum(-1, dtype=torch.float64))
+
+    def pick(self, uniform: Float[torch.Tensor, " rows"]) -> torch.Tensor:
+        """The token at `uniform` of each row's total: a block by its sum, then a token inside it."""
+        target = uniform[:, None] * self.running[:, -1:]
+        block = torch.searchsorted(self.running, target, right=True)
+        before = self.running.gather(1, block) - self.sums.gather(1, block)
+        inside = self.blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]
+        running = inside.cumsum(-1, dtype=torch.float64)
+        # A block's float32 sum may differ from the float64 one by a rounding: stay inside, so that a
+        # token of no weight is never picked.
+        inner = torch.minimum(target - before, running[:, -1:] * BELOW_ONE).clamp_(min=0)
+        return torch.searchsorted(running, inner, right=True).add_(block, alpha=BLOCK)
 
 
 def _narrow(weights: torch.Tensor, choices: Choices) -> torch.Tensor:

@@ -44,16 +44,16 @@ def run_decoder(
     config, eps = model.config, model.norm_eps
     cos, sin = model.cos[positions], model.sin[positions]
     x = model.embedding[tokens]
-    qk_heads = config.heads + config.kv_heads
+    count, qk_heads = x.shape[0], config.heads + config.kv_heads
     for index, layer in enumerate(model.layers):
         normed = rms_norm(x, layer.input_norm, eps)
         qkv = project(normed, layer.qkv, at_site(adapters, f"{index}.qkv"))
-        heads = qkv.view(len(x), -1, config.head_dim)
-        qk, v = heads.split((qk_heads, config.kv_heads), dim=1)
+        heads = qkv.view(count, -1, config.head_dim)
+        qk, v = torch.split_with_sizes(heads, (qk_heads, config.kv_heads), 1)
         if layer.qk_norm is not None:
             qk = rms_norm(qk, layer.qk_norm, eps)
-        q, k = rope(qk, cos, sin).split((config.heads, config.kv_heads), dim=1)
-        mixed = attend(index, q, k, v).reshape(len(x), config.query_size)
+        q, k = torch.split_with_sizes(rope(qk, cos, sin), (config.heads, config.kv_heads), 1)
+        mixed = attend(index, q, k, v).reshape(count, config.query_size)
         x = project_onto(x, mixed, layer.output, at_site(adapters, f"{index}.output"))
         normed = rms_norm(x, layer.mlp_norm, eps)
         gate_up = project(normed, layer.gate_up, at_site(adapters, f"{index}.gate_up"))

@@ -27,7 +27,7 @@ class BlockPool:
 
     Invariant: a block is in exactly one of three states: free; held (references > 0); kept
     (references = 0, registered under a key, evicted oldest first when room is needed).
-    Block 0 is never handed out: padding rows write there.
+    Block 0 is never handed out: its slots stay zero, and padding reads them.
     """
 
     size: int

@@ -47,6 +47,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor) -> torch.
     """x over its root mean square, in float32, times the weight; eps is a tensor to save operations."""
     if torch.is_grad_enabled() and x.requires_grad:
         return _RmsNorm.apply(x, weight, eps)  # pyright: ignore[reportReturnType]
+    if x.dtype == torch.float32:  # a conversion to the same type is not free
+        return torch.mul(x, _inverse_rms(x, eps)).mul_(weight)
     wide = x.float()
     return (wide * _inverse_rms(wide, eps)).to(x.dtype).mul_(weight)
 
@@ -190,7 +192,7 @@ def project_onto(residual: Rows, x: Rows, linear: LinearWeights, loras: LoraSlic
 
 def _add_loras(out: Rows, x: Rows, loras: LoraSlices) -> Rows:
     for first, last, pair in loras:
-        if last - first == len(x):
+        if last - first == x.shape[0]:
             _add_products(out, x @ pair.a, pair.bs, pair.scale)
         else:
             _add_products(out[first:last], x[first:last] @ pair.a, pair.bs, pair.scale)

@@ -161,7 +161,8 @@ def _keep_freed_memory() -> None:
     asking the kernel for fresh zeroed pages each time costs about a sixth of the pass."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not in every C library
     if mallopt is not None:
-        mmap_threshold, trim_threshold = -3, -1
+        arena_max, mmap_threshold, trim_threshold = -8, -3, -1
+        mallopt(arena_max, 1)  # the worker thread's own arena would give back, too
         mallopt(mmap_threshold, 1 << 30)
         mallopt(trim_threshold, (1 << 31) - 1)
 
