@@ -26,7 +26,7 @@ from tinsmith.service.engine.lora import FrozenAdapter
 from tinsmith.service.engine.model import BaseModel
 from tinsmith.service.engine.vocab_loss import token_logprobs
 
-PROMPT_TOKENS_A_STEP = 4096  # new prompt tokens taken in before the next decode step
+PROMPT_TOKENS_A_STEP = 4096  # new prompt tokens taken in between two decode steps, about
 MAX_ROWS = 1024
 STOP_TEXT_TOKENS = 64  # how far back a stop string is looked for, at least
 
@@ -144,6 +144,7 @@ class Sampler:
         self.waiting: deque[_Request] = deque()
         self.running: list[_Row] = []
         self.batch: _Batch | None = None
+        self.taken_in = 0  # prompt tokens since the last decode step
 
     @property
     def busy(self) -> bool:
@@ -187,12 +188,20 @@ class Sampler:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """Take in what fits of the waiting prompts, then one token for every running row."""
+        """Take in what fits of the waiting prompts; when none came, one token for every running row.
+
+        Prompts go first, up to a budget of tokens, since rows that start together decode together.
+        """
         prompts = self._admit()
-        finished = self._compute_prompts(prompts) if prompts else []
-        if self.running:
-            finished += self._decode()
-        return finished
+        if prompts:
+            self.taken_in += sum(prompt.part.new for prompt in prompts)
+            finished = self._compute_prompts(prompts)
+            if self.taken_in < PROMPT_TOKENS_A_STEP:
+                return finished
+        else:
+            finished = []
+        self.taken_in = 0
+        return finished + self._decode() if self.running else finished
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────
 
