@@ -44,6 +44,7 @@ def main(seeds: list[str]) -> int:
         )
     print()
     print("\n".join(curves))
+    print(f"\n`tinsmith` is {Path(sys.executable).with_name('tinsmith')}")
     if not good:
         print(f"expected held-out reward of at most {START} before and at least {GOAL} after")
     return 0 if good else 1

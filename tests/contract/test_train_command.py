@@ -13,6 +13,7 @@ import pytest
 from tinsmith.cli.main import main
 from tinsmith.records.reader import RunReader
 from tinsmith.records.run import RunInfo, RunStatus, read_run, write_run
+from tinsmith.rl.config import EMBEDDED_LR
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def test_a_whole_run_from_the_first_word_to_the_last(words, tmp_path, capfd):
     assert "num_batches=2" in info.changed
     assert info.command[:2] == ["tinsmith", "train"]
     assert not any(word.startswith("log_path") for word in info.command)
-    assert info.config["optim.lr"] == 2e-3
+    assert info.config["optim.lr"] == EMBEDDED_LR
     assert info.versions["tinker"]
     reader = RunReader(tmp_path / "anvil")
     assert [line["step"] for line in reader.metrics()] == [0, 1, 2]
@@ -141,7 +142,7 @@ def test_other_settings_are_refused_by_name(tmp_path, capsys):
     words = [f"log_path={tmp_path / 'anvil'}", "batch_size=9", "num_batches=5", "optim.lr=1e-4"]
     assert main(["train", *words]) == 2
     said = capsys.readouterr().err
-    assert "batch_size was 8, now 9; optim.lr was 0.002, now 0.0001" in said
+    assert f"batch_size was 8, now 9; optim.lr was {EMBEDDED_LR}, now 0.0001" in said
     assert "num_batches" not in said
 
 

@@ -7,6 +7,7 @@ import pytest
 from tinsmith.cli.config import flat, help_text, keys, parse
 from tinsmith.cli.main import main
 from tinsmith.errors import ConfigError
+from tinsmith.rl.config import EMBEDDED_LR
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_the_last_of_two_wins_and_values_may_hold_equals_signs():
 
 
 def test_the_learning_rate_depends_on_the_model_unless_given():
-    assert flat(parse([]))["optim.lr"] == 2e-3
+    assert flat(parse([]))["optim.lr"] == EMBEDDED_LR
     assert flat(parse(["model_name=Qwen/Qwen3-8B"]))["optim.lr"] == 1e-4
     assert flat(parse(["optim.lr=5e-4"]))["optim.lr"] == 5e-4
 
