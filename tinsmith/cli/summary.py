@@ -30,6 +30,8 @@ def summary(snapshot: Snapshot, reader: RunReader) -> list[str]:
     if snapshot.info is None:
         return _never_started(snapshot.directory, log)
     lines = _outcome(snapshot, snapshot.info, log)
+    if snapshot.info.status is RunStatus.FAILED and not snapshot.steps:
+        return lines  # nothing was learnt, and the same command would fail again
     if progress := achievement(snapshot):
         lines.append(progress)
     if len(tried := snapshot.evaluations) > 1:
