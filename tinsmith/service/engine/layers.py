@@ -81,19 +81,20 @@ def rope(x: Heads, cos: torch.Tensor, sin: torch.Tensor) -> Heads:
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
-        return torch.nn.functional.silu(gate).mul_(up)
+        activated = torch.nn.functional.silu(gate)
+        ctx.save_for_backward(gate_up, activated)
+        return activated * up
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
         (grad,) = grad_outputs
-        (gate_up,) = ctx.saved_tensors
+        gate_up, activated = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         out = torch.empty_like(gate_up)
         d_gate, d_up = out.chunk(2, dim=-1)
-        torch.mul(grad, torch.nn.functional.silu(gate), out=d_up)
-        d_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
+        torch.mul(grad, activated, out=d_up)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=d_gate)
         return out
 
 
