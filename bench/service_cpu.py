@@ -167,7 +167,7 @@ class Reference:
         )
 
 
-ROUNDS = 7
+ROUNDS = 12
 
 
 def cost(
