@@ -167,13 +167,13 @@ class Reference:
         )
 
 
-ROUNDS = 12
+ROUNDS = 10
 
 
 def cost(
     cpu: Callable[[Callable[[], object]], float], call: Callable[[], object], calls: int
 ) -> float:
-    """CPU-seconds of one call; several at a time, as a process's clock ticks in hundredths."""
+    """CPU-seconds of one call; several at a time (as many on both sides), as the clock ticks in hundredths."""
     return cpu(lambda: [call() for _ in range(calls)]) / calls
 
 
@@ -204,7 +204,7 @@ def compare(ours: Ours, reference: Reference) -> list[Line]:
     rows = draw(8, 257)
     costs = least(
         lambda: cost(ours.cpu, lambda: ours.forward_backward(rows), 2),
-        lambda: cost(reference.cpu, lambda: reference.forward_backward(rows), 1),
+        lambda: cost(reference.cpu, lambda: reference.forward_backward(rows), 2),
     )
     add("forward_backward 8 x 256", 8 * 256, costs, 1.3)
     reference.model.eval()
@@ -215,7 +215,7 @@ def compare(ours: Ours, reference: Reference) -> list[Line]:
 
         return least(
             lambda: cost(ours.cpu, lambda: sample(ours), calls),
-            lambda: cost(reference.cpu, lambda: sample(reference), 1),
+            lambda: cost(reference.cpu, lambda: sample(reference), calls),
         )
 
     add("sample 8 x 4 x 64", 32 * STREAM_TOKENS, streams(8, 4, 2), 3.0)
