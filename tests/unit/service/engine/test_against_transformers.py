@@ -9,6 +9,8 @@ import torch
 
 from tests.unit.service.engine.conftest import KINDS, make_items
 from tinsmith.service.engine.backend import LoraSpec, LossSpec, PassResult, TrainItem
+from tinsmith.service.engine.batching import causal_attention, pack
+from tinsmith.service.engine.decoder import logits_of, run_decoder
 from tinsmith.service.engine.torch_backend import TorchBackend
 
 CROSS_ENTROPY = LossSpec("cross_entropy", {})
@@ -38,6 +40,24 @@ def randomise(backend: TorchBackend, model: str = "m", seed: int = 0) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_transformers(kind, model_directory, oracle):
+    """All logits of packed sequences, through the decoder itself."""
+    base, _ = TorchBackend(device="cpu", dtype="float32")._base(str(model_directory(kind)))
+    items = make_items(4, [40, 1, 7, 130, 7])
+    (batch,) = pack(items, 10_000, [], base.device)
+
+    def attend(layer, q, k, v):
+        return causal_attention(batch.runs, q, k, v)
+
+    with torch.no_grad():
+        hidden = run_decoder(base, batch.tokens, batch.positions, attend, [])
+        ours = logits_of(base, hidden, []).split(batch.lengths)
+        for index, logits in zip(batch.order, ours, strict=True):
+            expected = oracle(kind)(torch.from_numpy(items[index].tokens)[None]).logits[0]
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logprobs_of_a_pass_equal_transformers(kind, model_directory, oracle):
     backend = backend_with(model_directory(kind))
     items = make_items(1, [40, 1, 7, 130, 7])
     result = run(backend, items, backward=False)
