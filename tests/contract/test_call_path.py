@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from pathlib import Path
 
 import httpx
@@ -240,22 +239,12 @@ def test_a_finished_session_is_over(server: Running) -> None:
     client = server.client()
     trainer = client.create_lora_training_client(EMBEDDED_MODEL, rank=4)
     model_id = trainer.get_info().model_id
-    saved = trainer.save_state("last")  # was queued before the end, so it is still carried out
+    trainer.save_state("last").result()
     client.close("success").result()
     answer = httpx.post(f"{server.url}/api/v1/get_info", json={"model_id": model_id})
     assert answer.status_code == 410
     assert "is over" in answer.json()["detail"]
-    del saved
     other = server.client()
     resumed = other.create_training_client_from_state(f"tinker://{model_id}/weights/last")
     assert resumed.get_info().lora_rank == 4
     other.close("success").result()
-
-
-def test_a_small_round_trip_is_quick(trainer: tinker.TrainingClient) -> None:
-    times = []
-    for _ in range(15):
-        start = time.perf_counter()
-        trainer.forward_backward([datum()], "cross_entropy").result()
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.030  # the best, as the machine may be busy with other tests

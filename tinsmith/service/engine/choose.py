@@ -78,7 +78,8 @@ def choose(
     """Tokens and their log-probabilities under softmax(logits / temperature).
 
     top_k and top_p narrow what may be chosen, not the reported log-probability. Greedy rows report
-    the log-probability at temperature 1.
+    the log-probability at temperature 1. A row whose logits are not finite gets some token with a
+    log-probability of NaN; other rows are not touched by it.
     """
     count, vocab = logits.shape
     rows = max(1, CHUNK_ELEMENTS // vocab)
@@ -114,6 +115,7 @@ class Weights:
     blocks and then inside one block, which is far cheaper than over the vocabulary.
     """
 
+    vocab: int
     blocks: Float[torch.Tensor, "rows blocks BLOCK"]
     sums: Float[torch.Tensor, "rows blocks"]
     running: Float[torch.Tensor, "rows blocks"]
@@ -125,19 +127,21 @@ class Weights:
             weights = torch.nn.functional.pad(weights, (0, -vocab % BLOCK))
         blocks = weights.view(rows, -1, BLOCK)
         sums = blocks.sum(-1)
-        return cls(blocks, sums, sums.cumsum(-1, dtype=torch.float64))
+        return cls(vocab, blocks, sums, sums.cumsum(-1, dtype=torch.float64))
 
     def pick(self, uniform: Float[torch.Tensor, " rows"]) -> torch.Tensor:
         """The token at `uniform` of each row's total: a block by its sum, then a token inside it."""
         target = uniform[:, None] * self.running[:, -1:]
         block = torch.searchsorted(self.running, target, right=True)
+        block.clamp_(max=self.running.shape[1] - 1)  # beyond the end only where sums are NaN
         before = self.running.gather(1, block) - self.sums.gather(1, block)
         inside = self.blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]
         running = inside.cumsum(-1, dtype=torch.float64)
         # A block's float32 sum may differ from the float64 one by a rounding: stay inside, so that a
         # token of no weight is never picked.
         inner = torch.minimum(target - before, running[:, -1:] * BELOW_ONE).clamp_(min=0)
-        return torch.searchsorted(running, inner, right=True).add_(block, alpha=BLOCK)
+        token = torch.searchsorted(running, inner, right=True).clamp_(max=BLOCK - 1)
+        return token.add_(block, alpha=BLOCK).clamp_(max=self.vocab - 1)
 
 
 def _narrow(weights: torch.Tensor, choices: Choices) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from tinsmith.errors import RequestError
+from tinsmith.errors import RequestError, TinsmithError
 from tinsmith.service.engine.backend import Finished, Sampled, SampleJob, SampleResult
 from tinsmith.service.engine.cached_attention import (
     PromptAttention,
@@ -28,6 +29,10 @@ from tinsmith.service.engine.vocab_loss import token_logprobs
 
 PROMPT_TOKENS_A_STEP = 4096  # new prompt tokens taken in between two decode steps, about
 MAX_ROWS = 1024
+NOT_FINITE = (
+    "the model's logits are not finite, so nothing can be sampled from these weights; load an earlier "
+    "checkpoint and lower the learning rate."
+)
 STOP_TEXT_TOKENS = 64  # how far back a stop string is looked for, at least
 
 
@@ -168,6 +173,8 @@ class Sampler:
             unstarted=deque(range(job.num_samples)),
             sequences=[None] * job.num_samples,
         )
+        if request.stop_texts:
+            self.decode_text([])  # a missing tokenizer is this request's fault, not its neighbours'
         if self._blocks_of(request) >= self.cache.pool.size:
             raise RequestError(
                 f"prompt and max_tokens need {len(job.prompt) + limit} tokens of cache, but there is room "
@@ -193,15 +200,14 @@ class Sampler:
         Prompts go first, up to a budget of tokens, since rows that start together decode together.
         """
         prompts = self._admit()
-        if prompts:
-            self.taken_in += sum(prompt.part.new for prompt in prompts)
-            finished = self._compute_prompts(prompts)
-            if self.taken_in < PROMPT_TOKENS_A_STEP:
-                return finished
-        else:
-            finished = []
-        self.taken_in = 0
-        return finished + self._decode() if self.running else finished
+        finished = self._start(prompts) if prompts else []
+        if not prompts or self.taken_in >= PROMPT_TOKENS_A_STEP:
+            self.taken_in = 0
+            finished += self._decode() if self.running else []
+        for done in finished:
+            if isinstance(done.result, TinsmithError):
+                self.cancel(done.job_id)  # its other samples end with it
+        return finished
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────
 
@@ -252,9 +258,25 @@ class Sampler:
         key = row_key(request.seed, sample)
         prompt.rows.append(_Row(request, sample, key, shared + pool.take(own)))
 
-    def _compute_prompts(self, prompts: list[_Prompt]) -> list[Finished]:
+    def _start(self, prompts: list[_Prompt]) -> list[Finished]:
+        """Compute new prompts and the first token of each of their rows, which then run."""
         # Neighbours share an adapter, then a length, so products and attention run over many at once.
         prompts.sort(key=lambda p: (id(p.request.adapter), len(p.found), len(p.request.job.prompt)))
+        self.taken_in += sum(prompt.part.new for prompt in prompts)
+        rows = [row for prompt in prompts for row in prompt.rows]
+        try:
+            logits = self._compute_prompts(prompts)
+        except BaseException:
+            for row in rows:
+                self.cache.pool.release(row.blocks)
+            raise
+        alive, finished = self._pick(rows, logits, self._choices(rows))
+        self.running += alive
+        self.batch = None
+        return finished
+
+    def _compute_prompts(self, prompts: list[_Prompt]) -> torch.Tensor:
+        """Fill the cache with prompts; logits for the first token of each of their rows, in order."""
         adapters = [p.request.adapter for p in prompts]
         lanes, keep = _lanes(adapters, [p.part.new for p in prompts])
         laid = [prompts[index] for index in lanes]
@@ -277,12 +299,7 @@ class Sampler:
                 self._score(request, hidden[end - prompt.part.new : end])
             self.cache.pool.register(request.root, request.job.prompt, prompt.rows[0].blocks)
         self._copy_tails(prompts)
-        rows = [row for prompt in prompts for row in prompt.rows]
-        logits = self._last_logits(prompts, hidden, ends)
-        alive, finished = self._pick(rows, logits, self._choices(rows))
-        self.running += alive
-        self.batch = None
-        return finished
+        return self._last_logits(prompts, hidden, ends)
 
     def _last_logits(
         self, prompts: Sequence[_Prompt], hidden: torch.Tensor, ends: np.ndarray
@@ -376,6 +393,12 @@ class Sampler:
             row.tokens.append(token)
             row.logprobs.append(logprob)
             request = row.request
+            if math.isnan(logprob):
+                ended.append(row)
+                if not request.cancelled:
+                    request.cancelled = True
+                    finished.append(Finished(request.id, RequestError(NOT_FINITE)))
+                continue
             stopped = token in request.stop_ids or (request.stop_texts and self._hits_text(row))
             if not stopped and len(row.tokens) < request.limit:
                 alive.append(row)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tinsmith.errors import ModelError, RequestError
+from tinsmith.errors import ConfigError, ModelError, RequestError, one_of
 from tinsmith.service.engine import model as models
 from tinsmith.service.engine.backend import (
     AdamSpec,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CACHE_TOKENS = 1 << 18  # more than this many cached tokens is never set aside
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SMALL_HIDDEN = 512  # below this width, threads cost more than they give
 
 
@@ -46,11 +47,12 @@ class TorchBackend:
     def __init__(
         self, device: str = "auto", dtype: str = "auto", threads: int | None = None
     ) -> None:
-        cuda = torch.cuda.is_available()
-        self.device = torch.device(device if device != "auto" else "cuda" if cuda else "cpu")
+        self.device = _device(device)
         on_cpu = self.device.type == "cpu"
-        names = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-        self.dtype = names[dtype] if dtype != "auto" else names["float32" if on_cpu else "bfloat16"]
+        usual = "float32" if on_cpu else "bfloat16"
+        if dtype not in ("auto", *DTYPES):
+            raise ConfigError(one_of("dtype", dtype, ["auto", *DTYPES]))
+        self.dtype = DTYPES[usual if dtype == "auto" else dtype]
         self.threads = threads
         if on_cpu:
             _keep_freed_memory()
@@ -154,6 +156,17 @@ class TorchBackend:
     @property
     def sampling(self) -> bool:
         return any(sampler.busy for _, sampler in self.bases.values())
+
+
+def _device(name: str) -> torch.device:
+    cuda = torch.cuda.is_available()
+    if name == "auto":
+        return torch.device("cuda" if cuda else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(one_of("device", name, ["auto", "cpu", "cuda"]))
+    if name == "cuda" and not cuda:
+        raise ConfigError("device is cuda, but torch finds no CUDA device here; use cpu or auto.")
+    return torch.device(name)
 
 
 def _keep_freed_memory() -> None:

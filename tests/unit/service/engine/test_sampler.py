@@ -12,7 +12,7 @@ import torch
 
 from tests.unit.service.engine.conftest import KINDS, make_items
 from tests.unit.service.engine.test_against_transformers import backend_with, randomise, run
-from tinsmith.errors import RequestError
+from tinsmith.errors import ModelError, RequestError
 from tinsmith.service.engine import training
 from tinsmith.service.engine.backend import LossSpec, SampleJob, SampleResult, TrainItem
 from tinsmith.service.engine.choose import Choices, choose, row_key, uniforms
@@ -181,6 +181,45 @@ def test_cancel_frees_everything(trained, model_directory):
     pool = trained.bases[name][1].cache.pool
     assert set(results) == {"j4"}
     assert not pool.references
+
+
+def test_weights_that_are_not_finite_fail_alone(trained, model_directory):
+    name = str(model_directory("qwen3"))
+    good = SampleJob(name, "a", prompt_of(1, 20), 2, 30, seed=3, stop=())
+    expected = sample(trained, good)
+    trained.adapters["b"].values.fill_(float("nan"))
+    trained.freeze("b", "broken")
+    trained.add("good", good)
+    trained.add("bad", SampleJob(name, "broken", prompt_of(2, 20), 3, 30))
+    done = {}
+    while trained.sampling:
+        done |= {one.job_id: one.result for one in trained.step()}
+    assert "not finite" in str(done["bad"])
+    assert isinstance(done["bad"], RequestError)
+    assert same(done["good"], expected)
+    # and what the broken one left in the cache harms nobody
+    assert same(sample(trained, good), expected)
+    assert not trained.bases[name][1].cache.pool.references
+
+
+def test_a_failed_prompt_gives_its_blocks_back(trained, model_directory, monkeypatch):
+    name = str(model_directory("qwen3"))
+    expected = sample(trained, SampleJob(name, "a", prompt_of(1, 20), 2, 5, seed=3))
+    sampler = trained.bases[name][1]
+    trained.add("lost", SampleJob(name, "a", prompt_of(5, 40), 3, 5))
+    with monkeypatch.context() as broken:
+        broken.setattr("tinsmith.service.engine.sampler.run_decoder", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trained.step()
+    assert not sampler.cache.pool.references
+    assert same(sample(trained, SampleJob(name, "a", prompt_of(1, 20), 2, 5, seed=3)), expected)
+
+
+def test_stop_strings_need_a_tokenizer(trained, model_directory):
+    job = SampleJob(str(model_directory("qwen3")), None, (3, 4), 1, 5, stop=("x",))
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        trained.add("text", job)
+    assert not trained.sampling
 
 
 def test_stops(trained, model_directory):

@@ -10,7 +10,7 @@ import torch
 
 from tests.unit.service.engine.conftest import make_items
 from tests.unit.service.engine.test_against_transformers import backend_with, randomise, run
-from tinsmith.errors import ModelError, RequestError, StorageError
+from tinsmith.errors import ConfigError, ModelError, RequestError, StorageError
 from tinsmith.service.engine import training
 from tinsmith.service.engine.backend import AdamSpec, LoraSpec, LossSpec
 from tinsmith.service.engine.torch_backend import TorchBackend
@@ -149,6 +149,12 @@ def test_bfloat16_is_close_to_float32(model_directory):
     assert np.abs(difference).mean() < 0.15
     cosine = torch.nn.functional.cosine_similarity(gradient, rough_gradient, dim=0)
     assert float(cosine) > 0.98
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("tpu", "auto"), ("cpu", "float16")])
+def test_unknown_devices_and_types_are_refused(device, dtype):
+    with pytest.raises(ConfigError, match="must be one of"):
+        TorchBackend(device=device, dtype=dtype)
 
 
 def test_unreadable_models_say_what_is_wrong(model_directory, tmp_path):
