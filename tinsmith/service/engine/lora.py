@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 BLOCK_DIAGONAL_RANKS = 96
+_SERIAL = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class FrozenAdapter:
 
     spec: LoraSpec
     pairs: dict[str, LoraPair]
+    # Names these very values, so that cached keys and values are never taken for another's.
+    id: str = field(default_factory=lambda: f"adapter {next(_SERIAL)}")
 
 
 @dataclass

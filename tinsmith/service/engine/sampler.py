@@ -6,8 +6,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ from tinsmith.errors import RequestError, TinsmithError
 from tinsmith.service.engine.backend import Finished, Sampled, SampleJob, SampleResult
 from tinsmith.service.engine.cached_attention import (
     PromptAttention,
-    PromptPart,
     TokenAttention,
     slots_of,
 )
@@ -25,6 +23,7 @@ from tinsmith.service.engine.decoder import RowAdapters, logits_of, run_decoder
 from tinsmith.service.engine.kv_cache import BLOCK, KVCache
 from tinsmith.service.engine.lora import FrozenAdapter
 from tinsmith.service.engine.model import BaseModel
+from tinsmith.service.engine.sampling_rows import Prompt, Request, Row, lanes_of, slices_of
 from tinsmith.service.engine.vocab_loss import token_logprobs
 
 PROMPT_TOKENS_A_STEP = 4096  # new prompt tokens taken in between two decode steps, about
@@ -37,104 +36,14 @@ STOP_TEXT_TOKENS = 64  # how far back a stop string is looked for, at least
 
 
 @dataclass
-class _Request:
-    """A job in flight; its samples start when there is room and may start apart."""
-
-    id: str
-    job: SampleJob
-    adapter: FrozenAdapter | None
-    seed: int
-    limit: int  # tokens each sample may have
-    stop_ids: frozenset[int]
-    stop_texts: tuple[str, ...]
-    unstarted: deque[int]
-    sequences: list[Sampled | None]
-    prompt_logprobs: list[float | None] | None = None
-    cached_tokens: int = 0
-    cancelled: bool = False
-
-    @property
-    def root(self) -> str | None:
-        """What cached blocks depend on beside the tokens: base model or adapter."""
-        return self.job.weights
-
-
-@dataclass
-class _Row:
-    """One sample being decoded."""
-
-    request: _Request
-    sample: int
-    key: int
-    blocks: list[int]
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def cached(self) -> int:
-        """Tokens whose keys and values are in the cache: all but the newest."""
-        return len(self.request.job.prompt) + len(self.tokens) - 1
-
-
-@dataclass
-class _Prompt:
-    """A prompt to compute once, for all rows (of one or more requests) that start from it.
-
-    Its full blocks are shared by the rows; its tail is computed into the first row's own block and
-    copied to the others'.
-    """
-
-    request: _Request
-    found: list[int]
-    rows: list[_Row] = field(default_factory=list)
-
-    @property
-    def part(self) -> PromptPart:
-        length = len(self.request.job.prompt)
-        return PromptPart(len(self.found) * BLOCK, length, self.rows[0].blocks)
-
-
-@dataclass
 class _Batch:
     """The running rows as arrays; made anew when a row joins or leaves."""
 
-    rows: list[_Row]  # as run, grouped by adapter; a lone row stands twice (see _lanes)
+    rows: list[Row]  # as run, grouped by adapter; a lone row stands twice (see lanes_of)
     keep: list[int]  # positions in `rows` that count, in the order of the sampler's running rows
     adapters: RowAdapters
     choices: Choices
     attention: TokenAttention
-
-
-def _lanes(
-    adapters: Sequence[object], widths: Sequence[int] | None = None
-) -> tuple[list[int], list[int]]:
-    """Indices of members to compute, neighbours of one adapter together, and which of them count.
-
-    A product with a single row takes another path through the BLAS and rounds differently, so an
-    adapter's only row is computed twice: a row's numbers then never depend on its company.
-    """
-    lanes: list[int] = []
-    keep: list[int] = []
-    for _, members in groupby(range(len(adapters)), key=lambda index: id(adapters[index])):
-        group = list(members)
-        keep += range(len(lanes), len(lanes) + len(group))
-        rows = len(group) if widths is None else sum(widths[index] for index in group)
-        lanes += group * 2 if rows == 1 else group
-    return lanes, keep
-
-
-def _slices(adapters: Sequence[FrozenAdapter | None], widths: Sequence[int]) -> RowAdapters:
-    """Neighbouring members with the same adapter as one slice of rows."""
-    out: list[tuple[int, int, dict]] = []
-    start = 0
-    for adapter, width in zip(adapters, widths, strict=True):
-        if adapter is not None:
-            if out and out[-1][1] == start and out[-1][2] is adapter.pairs:
-                out[-1] = (out[-1][0], start + width, adapter.pairs)
-            else:
-                out.append((start, start + width, adapter.pairs))
-        start += width
-    return out
 
 
 class Sampler:
@@ -146,8 +55,8 @@ class Sampler:
         self.model = model
         self.cache = KVCache(model, cache_tokens)
         self.decode_text = decode_text
-        self.waiting: deque[_Request] = deque()
-        self.running: list[_Row] = []
+        self.waiting: deque[Request] = deque()
+        self.running: list[Row] = []
         self.batch: _Batch | None = None
         self.taken_in = 0  # prompt tokens since the last decode step
 
@@ -162,7 +71,7 @@ class Sampler:
         stop: tuple[str | int, ...] = eos if job.stop is None else (*job.stop, *eos)
         if job.stop == ():
             stop = ()
-        request = _Request(
+        request = Request(
             id=job_id,
             job=job,
             adapter=adapter,
@@ -211,13 +120,13 @@ class Sampler:
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────
 
-    def _blocks_of(self, request: _Request) -> int:
+    def _blocks_of(self, request: Request) -> int:
         return -(-(len(request.job.prompt) + request.limit) // BLOCK)
 
-    def _admit(self) -> list[_Prompt]:
+    def _admit(self) -> list[Prompt]:
         """Requests, oldest first, as far as rows, cache blocks and this step's tokens go."""
         pool = self.cache.pool
-        prompts: dict[object, _Prompt] = {}
+        prompts: dict[object, Prompt] = {}
         tokens = started = 0
         while self.waiting and tokens < PROMPT_TOKENS_A_STEP:
             request = self.waiting[0]
@@ -236,7 +145,7 @@ class Sampler:
             if count < 1:
                 break
             if known is None:
-                known = prompts[same] = _Prompt(request, found)
+                known = prompts[same] = Prompt(request, found)
                 tokens += len(prompt) - len(found) * BLOCK
             request.cached_tokens = len(known.found) * BLOCK
             for _ in range(count):
@@ -246,7 +155,7 @@ class Sampler:
                 self.waiting.popleft()
         return list(prompts.values())
 
-    def _add_row(self, prompt: _Prompt, request: _Request, full: int, own: int) -> None:
+    def _add_row(self, prompt: Prompt, request: Request, full: int, own: int) -> None:
         pool = self.cache.pool
         if prompt.rows:
             shared = prompt.rows[0].blocks[:full]
@@ -256,9 +165,9 @@ class Sampler:
             shared = prompt.found + pool.take(full - len(prompt.found))
         sample = request.unstarted.popleft()
         key = row_key(request.seed, sample)
-        prompt.rows.append(_Row(request, sample, key, shared + pool.take(own)))
+        prompt.rows.append(Row(request, sample, key, shared + pool.take(own)))
 
-    def _start(self, prompts: list[_Prompt]) -> list[Finished]:
+    def _start(self, prompts: list[Prompt]) -> list[Finished]:
         """Compute new prompts and the first token of each of their rows, which then run."""
         # Neighbours share an adapter, then a length, so products and attention run over many at once.
         prompts.sort(key=lambda p: (id(p.request.adapter), len(p.found), len(p.request.job.prompt)))
@@ -275,10 +184,10 @@ class Sampler:
         self.batch = None
         return finished
 
-    def _compute_prompts(self, prompts: list[_Prompt]) -> torch.Tensor:
+    def _compute_prompts(self, prompts: list[Prompt]) -> torch.Tensor:
         """Fill the cache with prompts; logits for the first token of each of their rows, in order."""
         adapters = [p.request.adapter for p in prompts]
-        lanes, keep = _lanes(adapters, [p.part.new for p in prompts])
+        lanes, keep = lanes_of(adapters, [p.part.new for p in prompts])
         laid = [prompts[index] for index in lanes]
         parts = [p.part for p in laid]
         widths = [part.new for part in parts]
@@ -290,7 +199,7 @@ class Sampler:
             torch.tensor([token for some in tokens for token in some], device=device),
             torch.from_numpy(positions).to(device),
             PromptAttention(self.cache, parts, device),
-            _slices([p.request.adapter for p in laid], widths),
+            slices_of([p.request.adapter for p in laid], widths),
         )
         ends = np.cumsum(widths)[keep]
         for prompt, end in zip(prompts, ends, strict=True):
@@ -302,18 +211,18 @@ class Sampler:
         return self._last_logits(prompts, hidden, ends)
 
     def _last_logits(
-        self, prompts: Sequence[_Prompt], hidden: torch.Tensor, ends: np.ndarray
+        self, prompts: Sequence[Prompt], hidden: torch.Tensor, ends: np.ndarray
     ) -> torch.Tensor:
         """Logits after each prompt, repeated for each row that starts from it."""
         adapters = [p.request.adapter for p in prompts]
-        lanes, keep = _lanes(adapters)
+        lanes, keep = lanes_of(adapters)
         last = torch.from_numpy(ends[lanes] - 1).to(hidden.device)
-        slices = _slices([adapters[lane] for lane in lanes], [1] * len(lanes))
+        slices = slices_of([adapters[lane] for lane in lanes], [1] * len(lanes))
         logits = logits_of(self.model, hidden[last], slices)
         source = [lane for p, lane in zip(prompts, keep, strict=True) for _ in p.rows]
         return logits[torch.tensor(source, device=hidden.device)]
 
-    def _score(self, request: _Request, hidden: torch.Tensor) -> None:
+    def _score(self, request: Request, hidden: torch.Tensor) -> None:
         """Log-probabilities of a prompt's own tokens at temperature 1; the first has none."""
         request.prompt_logprobs = [None]
         if len(hidden) > 1:
@@ -322,7 +231,7 @@ class Sampler:
             scores = token_logprobs(hidden[:-1], targets, self.model.head, pair)
             request.prompt_logprobs += scores.tolist()
 
-    def _copy_tails(self, prompts: Sequence[_Prompt]) -> None:
+    def _copy_tails(self, prompts: Sequence[Prompt]) -> None:
         sources: list[np.ndarray] = []
         targets: list[np.ndarray] = []
         for prompt in prompts:
@@ -367,27 +276,27 @@ class Sampler:
 
     def _make_batch(self) -> _Batch:
         self.running.sort(key=lambda row: id(row.request.adapter))
-        lanes, keep = _lanes([row.request.adapter for row in self.running])
+        lanes, keep = lanes_of([row.request.adapter for row in self.running])
         rows = [self.running[index] for index in lanes]
         attention = TokenAttention(self.cache, self.model.device)
         attention.set_rows([row.blocks for row in rows], np.array([row.cached for row in rows]))
-        adapters = _slices([row.request.adapter for row in rows], [1] * len(rows))
+        adapters = slices_of([row.request.adapter for row in rows], [1] * len(rows))
         return _Batch(rows, keep, adapters, self._choices(self.running), attention)
 
-    def _choices(self, rows: Sequence[_Row]) -> Choices:
+    def _choices(self, rows: Sequence[Row]) -> Choices:
         jobs = [row.request.job for row in rows]
         settings = [(job.temperature, job.top_k, job.top_p) for job in jobs]
         return Choices.of(settings, self.model.config.vocab_size, self.model.device)
 
     def _pick(
-        self, rows: Sequence[_Row], logits: torch.Tensor, choices: Choices
-    ) -> tuple[list[_Row], list[Finished]]:
+        self, rows: Sequence[Row], logits: torch.Tensor, choices: Choices
+    ) -> tuple[list[Row], list[Finished]]:
         """Give each row its next token; return the rows that go on and the requests that are done."""
         keys = np.array([row.key for row in rows], dtype=np.uint64)
         counters = np.array([len(row.tokens) for row in rows], dtype=np.uint64)
         tokens, logprobs = choose(logits, choices, uniforms(keys, counters))
-        alive: list[_Row] = []
-        ended: list[_Row] = []
+        alive: list[Row] = []
+        ended: list[Row] = []
         finished: list[Finished] = []
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)
@@ -411,14 +320,14 @@ class Sampler:
         self._release(ended)
         return alive, finished
 
-    def _hits_text(self, row: _Row) -> bool:
+    def _hits_text(self, row: Row) -> bool:
         """Whether the newest token completed a stop string."""
         texts = row.request.stop_texts
         window = max(STOP_TEXT_TOKENS, *(len(text.encode()) + 1 for text in texts))
         text = self.decode_text(row.tokens[-window:])
         return any(stop in text for stop in texts)
 
-    def _release(self, rows: Sequence[_Row]) -> None:
+    def _release(self, rows: Sequence[Row]) -> None:
         """Give a row's blocks back; full ones stay findable for a prompt that goes on from here."""
         for row in rows:
             tokens = (*row.request.job.prompt, *row.tokens[:-1])
@@ -426,6 +335,6 @@ class Sampler:
             self.cache.pool.release(row.blocks)
 
 
-def _result(request: _Request) -> SampleResult:
+def _result(request: Request) -> SampleResult:
     sequences = [sequence for sequence in request.sequences if sequence is not None]
     return SampleResult(sequences, request.prompt_logprobs, request.cached_tokens)

@@ -153,6 +153,18 @@ def test_a_repeated_prompt_is_found_and_gives_the_same(trained, model_directory)
     assert sample(trained, SampleJob(name, None, prompt, 1, 2, stop=())).cached_tokens == 0
 
 
+def test_new_values_under_an_old_name_find_no_old_blocks(trained, model_directory):
+    name = str(model_directory("qwen3"))
+    job = SampleJob(name, "a", prompt_of(5, 100), 1, 20, seed=1, stop=())
+    old = sample(trained, job)
+    trained.freeze("b", "a")  # the name now means other weights
+    new = sample(trained, job)
+    assert new.cached_tokens == 0
+    assert new.sequences != old.sequences
+    trained.freeze("b", "fresh")
+    assert same(new, sample(trained, replace(job, weights="fresh")))
+
+
 def test_a_small_cache_evicts_waits_and_answers_all(trained, model_directory):
     name = str(model_directory("qwen3"))
     jobs = crowd_jobs(name)
