@@ -37,8 +37,7 @@ def row_key(seed: int, sample: int) -> int:
 
 def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Number `counter` of each stream, in [0, 1 - 2**-52]: of key and counter, with no hidden state."""
-    with np.errstate(over="ignore"):
-        bits = _mix(keys + (counters + np.uint64(1)) * _GOLDEN)
+    bits = _mix(keys + (counters + np.uint64(1)) * _GOLDEN)  # arrays wrap around, as wanted
     return (bits >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
 

@@ -262,7 +262,7 @@ class Sampler:
             batch.attention.set_rows([row.blocks for row in batch.rows], lengths)
             batch.attention.begin(slots, lengths)
         device = self.model.device
-        tokens = torch.tensor([row.tokens[-1] for row in batch.rows], device=device)
+        tokens = torch.from_numpy(np.array([row.tokens[-1] for row in batch.rows])).to(device)
         positions = torch.from_numpy(lengths).to(device)
         hidden = run_decoder(self.model, tokens, positions, batch.attention, batch.adapters)
         logits = logits_of(self.model, hidden, batch.adapters)
