@@ -1,24 +1,22 @@
-"""Teach a model one sentence through the Tinker API: `tinsmith serve`, then run this beside it."""
+"""Teach a model one sum through the Tinker API. Run `tinsmith serve`, and beside it:
 
-import os
-import sys
+TINKER_BASE_URL=http://127.0.0.1:7411 python examples/01_hello.py
+"""
 
 import tinker
 
-url = (
-    sys.argv[1] if len(sys.argv) > 1 else os.environ.get("TINKER_BASE_URL", "http://127.0.0.1:7411")
-)
-service = tinker.ServiceClient(base_url=url, api_key="tml-local")
+# The address of the service is read from TINKER_BASE_URL; on loopback any key of this form will do.
+service = tinker.ServiceClient(api_key="tml-local")
 trainer = service.create_lora_training_client("tinsmith/tiny", rank=8, seed=1)
 tokenizer = trainer.get_tokenizer()
-tokens = tokenizer.encode("12 + 30 = 42")
+tokens = tokenizer.encode("12 + 30 = 42<|im_end|>")
 datum = tinker.Datum(
     model_input=tinker.ModelInput.from_ints(tokens[:-1]),
     loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
 )
-for step in range(8):
+for step in range(16):
     passed = trainer.forward_backward([datum], "cross_entropy")
-    trainer.optim_step(tinker.AdamParams(learning_rate=0.005)).result()
+    trainer.optim_step(tinker.AdamParams(learning_rate=0.004)).result()
     print(f"step {step}  loss {passed.result().metrics['loss:sum']:.3f}")
 
 sampler = trainer.save_weights_and_get_sampling_client()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -17,18 +18,18 @@ def test_hello(tmp_path: Path) -> None:
     script = EXAMPLES / "01_hello.py"
     lines = script.read_text().splitlines()
     assert len(lines) <= 30
-    assert {line for line in lines if line.startswith("import ")} <= {
-        "import os",
-        "import sys",
-        "import tinker",
-    }
+    assert [line for line in lines if "import" in line] == ["import tinker"]
     with serving(TorchBackend(device="cpu", dtype="float32", threads=1), tmp_path) as running:
         ran = subprocess.run(
-            [sys.executable, script, running.url], capture_output=True, text=True, timeout=120
+            [sys.executable, script],
+            env=os.environ | {"TINKER_BASE_URL": running.url},
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
     assert ran.returncode == 0, ran.stderr
     losses = [float(found) for found in re.findall(r"loss (\S+)", ran.stdout)]
     assert len(losses) >= 4
     assert losses == sorted(set(losses), reverse=True)
-    for word in ("sample '", "logprobs [None, ", "/weights/hello"):
+    for word in ("sample '12 + 30 = 42<|im_end|>'", "logprobs [None, ", "/weights/hello"):
         assert word in ran.stdout
