@@ -17,7 +17,7 @@ help:
 	@echo "make tiny      make the embedded model again, from nothing (about 20 minutes)"
 	@echo "make clean     remove .venv and caches"
 
-# torch is installed by its exact pin first: a range would take the newest build with all of CUDA.
+# The constraints pin torch exactly: a bare range would take the newest build with all of CUDA.
 install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tinsmith needs Python 3.11 or newer; try make PYTHON=python3.11")'
