@@ -5,6 +5,7 @@ Plain unittest, so that it also runs where pytest is not installed: `python -m u
 
 from __future__ import annotations
 
+import pathlib
 import tempfile
 import unittest
 
@@ -99,6 +100,29 @@ class CudaTest(unittest.TestCase):
             backend.optim_step("m", AdamSpec(learning_rate=1e-3))
         values = [b.adapters["m"].values.cpu() for b in (cpu, cuda)]
         torch.testing.assert_close(*values, atol=1e-4, rtol=1e-3)
+
+    def test_a_state_goes_out_and_comes_back(self) -> None:
+        backend = self.backend("cuda", "bfloat16")
+        data = items(0, [50, 7, 300])
+        run_pass(backend, data)
+        backend.optim_step("m", AdamSpec(learning_rate=1e-2))
+        run_pass(backend, data)  # a gradient is part of the state
+        file = pathlib.Path(self.folder.name) / "m.state"
+        write = backend.capture("m")
+        before = backend.adapters["m"]
+        kept = [x.clone() for x in (before.values, before.gradient, before.moment1, before.moment2)]
+        backend.optim_step("m", AdamSpec(learning_rate=1e-2))  # what was taken stays as it was
+        write(file)
+        backend.check(file)
+        backend.drop("m")
+        backend.restore("m", before.spec, file)
+        after = backend.adapters["m"]
+        for one, two in zip(
+            kept, (after.values, after.gradient, after.moment1, after.moment2), strict=True
+        ):
+            assert two.device.type == "cuda"
+            assert torch.equal(one, two)
+        assert after.steps == 1
 
     def test_bfloat16_is_as_good_as_transformers(self) -> None:
         tokens = np.random.default_rng(5).integers(0, VOCAB, 201)

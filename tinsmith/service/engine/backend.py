@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -14,6 +14,7 @@ from tinsmith.errors import TinsmithError
 
 ModelId: TypeAlias = str  # a LoRA being trained
 WeightsId: TypeAlias = str  # a frozen copy of one, which sampling reads
+Write: TypeAlias = Callable[[Path], None]  # puts a copy that was taken on disk; for any thread
 Metrics: TypeAlias = dict[str, float]
 
 
@@ -28,6 +29,7 @@ class ModelInfo:
     max_context: int
     max_lora_rank: int
     eos_ids: tuple[int, ...]
+    on_hub: bool = False  # its name means the same on every machine
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,14 @@ class AdamSpec:
     grad_clip_norm: float = 0.0  # 0: no clipping
 
 
+@dataclass(frozen=True, eq=False)
+class CsrLayout:
+    """Which cells of a two-dimensional tensor were listed, row by row; the reply lists the same."""
+
+    crow: NDArray[np.int64]
+    col: NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class SampleJob:
     base_model: str
@@ -84,6 +94,28 @@ class SampleJob:
     stop: tuple[str | int, ...] | None = None  # None: at EOS; (): never; else at these and at EOS
     seed: int | None = None
     prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    # Tokens to score, [len(prompt) - 1, K]: row i at prompt position i + 1; -1: nothing in this cell.
+    # Arrays have no single truth value, so jobs are compared without them.
+    target_prompt: NDArray[np.int64] | None = field(default=None, compare=False)
+    target_layout: CsrLayout | None = field(default=None, compare=False)  # None: dense
+    alt_tokens: int = 0  # draws at every prompt position after the first
+    stream: bool = False  # Partials come before Finished
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether something is asked of the prompt's own positions."""
+        counts = self.topk_prompt_logprobs + self.alt_tokens
+        return self.prompt_logprobs or counts > 0 or self.target_prompt is not None
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredTokens:
+    """Some tokens at each of some positions; both arrays are [positions, k]."""
+
+    tokens: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -91,6 +123,7 @@ class Sampled:
     tokens: list[int]  # includes the token that ended it
     logprobs: list[float]  # of the temperature-scaled distribution
     stop_reason: Literal["stop", "length"]
+    topk: ScoredTokens | None = None  # the likeliest first, of the same distribution
 
 
 @dataclass(frozen=True)
@@ -98,6 +131,21 @@ class SampleResult:
     sequences: list[Sampled]
     prompt_logprobs: list[float | None] | None = None  # the first is None
     cached_tokens: int = 0  # prompt tokens whose keys and values were found in the cache
+    # Of each prompt position but the first, at temperature 1:
+    topk_prompt: ScoredTokens | None = None  # the likeliest first
+    target_prompt: NDArray[np.float32] | None = None  # as asked for, 0 in cells of -1
+    alt_tokens: ScoredTokens | None = None  # drawn at the job's temperature
+
+
+@dataclass(frozen=True)
+class Partial:
+    """New tokens of one sample since its last Partial; only for jobs that stream."""
+
+    job_id: str
+    sample: int
+    tokens: list[int]
+    logprobs: list[float]
+    topk: ScoredTokens | None = None
 
 
 @dataclass(frozen=True)
@@ -116,9 +164,15 @@ class TrainBackend(Protocol):
         self, model: ModelId, items: Sequence[TrainItem], loss: LossSpec, *, backward: bool
     ) -> Iterator[float | PassResult]: ...  # progress between micro-batches, the result last
     def optim_step(self, model: ModelId, adam: AdamSpec) -> Metrics: ...
-    def freeze(self, model: ModelId, weights: WeightsId) -> None: ...  # a copy; training goes on
+    def freeze(self, model: ModelId, weights: WeightsId) -> Write: ...  # a copy; training goes on
     def save(self, model: ModelId, to: Path, *, optimizer: bool) -> None: ...  # whole or not at all
     def load(self, model: ModelId, source: Path, *, optimizer: bool) -> None: ...
+    def capture(self, model: ModelId) -> Write: ...  # all of its state, as one file
+    def check(self, source: Path) -> None: ...  # a captured file that cannot be used: ModelError
+    def restore(self, model: ModelId, spec: LoraSpec, source: Path) -> None: ...  # exact to the bit
+    def adapter_bytes(self, spec: LoraSpec) -> int: ...  # memory that training such a model takes
+    def adapter_budget(self) -> int: ...  # memory that adapters should take on this machine
+    def memory_report(self) -> Mapping[str, Any]: ...  # bytes by what for; safe from any thread
 
 
 class SampleBackend(Protocol):
@@ -126,11 +180,14 @@ class SampleBackend(Protocol):
 
     def load_weights(self, weights: WeightsId, base_model: str, source: Path) -> None: ...
     def drop_weights(self, weights: WeightsId) -> None: ...
+    def weights_bytes(self, weights: WeightsId) -> int: ...  # memory they take
     def add(self, job_id: str, job: SampleJob) -> None: ...  # joins the batch at the next step
-    def step(self) -> list[Finished]: ...  # one decode step for all in flight
+    def step(self) -> list[Finished | Partial]: ...  # one decode step for all in flight
     def cancel(self, job_id: str) -> None: ...
     @property
     def sampling(self) -> bool: ...  # anything in flight
+    @property
+    def backlog(self) -> int: ...  # samples added for which there is no room yet
 
 
 class Backend(TrainBackend, SampleBackend, Protocol):

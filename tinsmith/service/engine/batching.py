@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,24 +29,34 @@ class PackedBatch:
 
 
 def pack(
-    items: Sequence[TrainItem], budget: int, names: Sequence[str], device: torch.device
+    items: Sequence[TrainItem], budget: int, names: Mapping[str, float], device: torch.device
 ) -> list[PackedBatch]:
-    """Split items into micro-batches of at most `budget` tokens (a longer item is one by itself)."""
-    by_length = sorted(range(len(items)), key=lambda index: len(items[index].tokens))
+    """Split items into micro-batches of at most `budget` tokens (a longer item is one by itself).
+
+    `names` are the loss inputs to bring along, each with the value that stands where it was not given.
+    """
+    widths = [_width(item) for item in items]
+    order = sorted(range(len(items)), key=lambda i: (widths[i], len(items[i].tokens)))
     groups: list[list[int]] = []
-    filled = budget + 1
-    for index in by_length:
+    filled, width = budget + 1, -1
+    for index in order:
         length = len(items[index].tokens)
-        if filled + length > budget:
+        if filled + length > budget or widths[index] != width:
             groups.append([])
-            filled = 0
+            filled, width = 0, widths[index]
         groups[-1].append(index)
         filled += length
     return [_pack_group([items[i] for i in group], group, names, device) for group in groups]
 
 
+def _width(item: TrainItem) -> int:
+    """Targets a token to within a factor of two, so that little is padded; 0 for the plain [tokens]."""
+    targets = item.inputs.get("target_tokens")
+    return 0 if targets is None or targets.ndim == 1 else (targets.shape[1] - 1).bit_length() + 1
+
+
 def _pack_group(
-    items: list[TrainItem], order: list[int], names: Sequence[str], device: torch.device
+    items: list[TrainItem], order: list[int], names: Mapping[str, float], device: torch.device
 ) -> PackedBatch:
     lengths = [len(item.tokens) for item in items]
     runs: list[tuple[int, int]] = []
@@ -56,13 +66,13 @@ def _pack_group(
         else:
             runs.append((1, length))
 
-    def joined(arrays: list[np.ndarray], dtype: type) -> torch.Tensor:
+    def joined(arrays: list[np.ndarray], dtype: Any) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(arrays).astype(dtype, copy=False)).to(device)
 
     inputs: dict[str, torch.Tensor] = {}
-    for name in names:
-        dtype: Any = np.int64 if name == "target_tokens" else np.float32
-        inputs[name] = joined([item.inputs[name] for item in items], dtype)
+    for name, default in names.items():
+        arrays = _same_width([_input(item, name, default) for item in items])
+        inputs[name] = joined(arrays, np.int64 if name == "target_tokens" else np.float32)
     return PackedBatch(
         order=order,
         lengths=lengths,
@@ -71,6 +81,23 @@ def _pack_group(
         inputs=inputs,
         runs=runs,
     )
+
+
+def _input(item: TrainItem, name: str, default: float) -> np.ndarray:
+    given = item.inputs.get(name)
+    shape = item.inputs["target_tokens"].shape if given is None else ()
+    return np.full(shape, default, np.float32) if given is None else given
+
+
+def _same_width(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Rows of [tokens, K] filled up with zeros: targets that no weight counts."""
+    widest = max(array.shape[-1] for array in arrays) if arrays[0].ndim == 2 else 0
+    return [
+        array
+        if array.ndim == 1 or array.shape[1] == widest
+        else np.pad(array, ((0, 0), (0, widest - array.shape[1])))
+        for array in arrays
+    ]
 
 
 def causal_attention(

@@ -106,6 +106,38 @@ def _choose(
     return picked[:, 0], (logits.gather(1, picked) - normaliser)[:, 0]
 
 
+def top_logprobs(
+    logits: Float[torch.Tensor, "rows vocab"], temperature: Float[torch.Tensor, " rows"], k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k likeliest tokens of each row and their log-probabilities, as `choose` would report them."""
+    rows = max(1, CHUNK_ELEMENTS // logits.shape[1])
+    parts = zip(logits.split(rows), temperature.split(rows), strict=True)
+    found = [_top(part, scale, min(k, logits.shape[1])) for part, scale in parts]
+    return torch.cat([tokens for tokens, _ in found]), torch.cat([lps for _, lps in found])
+
+
+def _top(
+    logits: torch.Tensor, temperature: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = logits / temperature.masked_fill(temperature == 0, 1.0)[:, None]
+    highest = logits.amax(-1, keepdim=True)
+    total = Weights.of((logits - highest).exp_()).running[:, -1:]
+    best, tokens = logits.topk(k, dim=-1)
+    return tokens, best - (highest + total.log().to(logits.dtype))
+
+
+def draw(
+    logits: Float[torch.Tensor, "rows vocab"], temperature: float, random: NDArray[np.float64]
+) -> torch.Tensor:
+    """Independent tokens for each row of softmax(logits / temperature), one a column of `random`."""
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True).expand(-1, random.shape[1])
+    scaled = logits / temperature
+    weights = Weights.of((scaled - scaled.amax(-1, keepdim=True)).exp_())
+    uniform = torch.from_numpy(random).to(logits.device)
+    return torch.cat([weights.pick(column) for column in uniform.unbind(1)], dim=1)
+
+
 @dataclass(frozen=True)
 class Weights:
     """Unnormalised probabilities of each row in blocks, with the running sum over the blocks.

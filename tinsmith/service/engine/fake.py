@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +24,17 @@ from tinsmith.service.engine.backend import (
     Metrics,
     ModelId,
     ModelInfo,
+    Partial,
     PassResult,
     Sampled,
     SampleJob,
     SampleResult,
+    ScoredTokens,
     TrainItem,
     WeightsId,
+    Write,
 )
+from tinsmith.service.engine.checks import settings_of
 from tinsmith.settings import EMBEDDED_MODEL
 
 ITEMS_PER_MICRO_BATCH = 4
@@ -53,6 +60,15 @@ class _Job:
     generators: list[np.random.Generator]
     sequences: list[Sampled] = field(default_factory=list[Sampled])
     running: list[int] = field(default_factory=list[int])
+
+    def topk(self, sample: int, *, newest: bool = False) -> ScoredTokens | None:
+        """Of the distributions that a sample's tokens (or the newest one) were drawn from."""
+        if not self.job.topk_sample_logprobs:
+            return None
+        before = [self.job.prompt[-1], *self.sequences[sample].tokens[:-1]]
+        scores = self.table[before[-1:] if newest else before]
+        rows = _log_softmax(scores / (self.job.temperature or 1.0))
+        return _likeliest(rows, self.job.topk_sample_logprobs)
 
 
 class FakeBackend:
@@ -113,12 +129,13 @@ class FakeBackend:
                 yield index / len(items)
             scores = _log_softmax(self._base[item.tokens] + state.table[item.tokens])
             target = item.inputs["target_tokens"].astype(np.int64)
-            logprobs = scores[np.arange(len(target)), target]
+            cells = (np.arange(len(target)).reshape(-1, *[1] * (target.ndim - 1)), target)
+            logprobs = scores[cells]
             value, slope = _loss(loss, item.inputs, logprobs)
             total += float(value)
             if backward:
-                rows = -np.exp(scores) * slope[:, None]
-                rows[np.arange(len(target)), target] += slope
+                rows = -np.exp(scores) * slope.reshape(len(target), -1).sum(1, keepdims=True)
+                np.add.at(rows, cells, slope)
                 np.add.at(state.gradient, item.tokens, rows)
             outputs.append({"logprobs": logprobs.astype(np.float32)})
         yield PassResult(outputs, {"loss:sum": total})
@@ -138,11 +155,33 @@ class FakeBackend:
         state.gradient[:] = 0.0
         return {"unclipped_grad_l2:mean": norm}
 
-    def freeze(self, model: ModelId, weights: WeightsId) -> None:
-        self._weights[weights] = self._model(model).table.copy()
+    def freeze(self, model: ModelId, weights: WeightsId) -> Write:
+        state = self._model(model)
+        self._weights[weights] = table = state.table.copy()
+        return partial(self._write, replace(state, table=table), optimizer=False)
+
+    def capture(self, model: ModelId) -> Write:
+        return partial(_write_state, copy.deepcopy(self._model(model)))
+
+    def check(self, source: Path) -> None:
+        _read_state(source)
+
+    def restore(self, model: ModelId, spec: LoraSpec, source: Path) -> None:
+        self._models[model] = _read_state(source)
+
+    def adapter_bytes(self, spec: LoraSpec) -> int:
+        return 4 * self._base.nbytes
+
+    def adapter_budget(self) -> int:
+        return 1 << 30
+
+    def memory_report(self) -> dict[str, int]:
+        return {"weights": self._base.nbytes}
 
     def save(self, model: ModelId, to: Path, *, optimizer: bool) -> None:
-        state = self._model(model)
+        self._write(self._model(model), to, optimizer=optimizer)
+
+    def _write(self, state: _Model, to: Path, *, optimizer: bool) -> None:
         arrays = {"table": state.table}
         if optimizer:
             arrays |= {"first": state.first, "second": state.second}
@@ -176,6 +215,9 @@ class FakeBackend:
     def drop_weights(self, weights: WeightsId) -> None:
         self._weights.pop(weights, None)
 
+    def weights_bytes(self, weights: WeightsId) -> int:
+        return self._weights[weights].nbytes
+
     def add(self, job_id: str, job: SampleJob) -> None:
         self.describe(job.base_model)
         table = self._base
@@ -194,14 +236,20 @@ class FakeBackend:
             job, table, limit, generators, sequences, list(range(job.num_samples))
         )
 
-    def step(self) -> list[Finished]:
-        finished: list[Finished] = []
+    def step(self) -> list[Finished | Partial]:
+        told: list[Finished | Partial] = []
         for job_id, running in list(self._jobs.items()):
+            decoding = list(running.running)
             result: SampleResult | TinsmithError | None = self._advance(running)
+            if running.job.stream:
+                for sample in decoding:
+                    said = running.sequences[sample]
+                    topk = running.topk(sample, newest=True)
+                    told.append(Partial(job_id, sample, said.tokens[-1:], said.logprobs[-1:], topk))
             if result is not None:
                 del self._jobs[job_id]
-                finished.append(Finished(job_id, result))
-        return finished
+                told.append(Finished(job_id, result))
+        return told
 
     def cancel(self, job_id: str) -> None:
         self._jobs.pop(job_id, None)
@@ -209,6 +257,10 @@ class FakeBackend:
     @property
     def sampling(self) -> bool:
         return bool(self._jobs)
+
+    @property
+    def backlog(self) -> int:
+        return 0
 
     def _advance(self, running: _Job) -> SampleResult | None:
         job = running.job
@@ -231,12 +283,11 @@ class FakeBackend:
                 running.running.remove(sample)
         if running.running:
             return None
-        scored: list[float | None] | None = None
-        if job.prompt_logprobs:
-            prompt = np.asarray(job.prompt)
-            rows = _log_softmax(running.table[prompt[:-1]])
-            scored = [None, *rows[np.arange(len(prompt) - 1), prompt[1:]].tolist()]
-        return SampleResult(running.sequences, scored)
+        sequences = [
+            replace(sequence, topk=running.topk(sample))
+            for sample, sequence in enumerate(running.sequences)
+        ]
+        return _scored(job, running.table, SampleResult(sequences))
 
     def _stops(self, tokens: list[int], job: SampleJob) -> bool:
         if job.stop == ():
@@ -267,6 +318,34 @@ def _choose(logprobs: NDArray[np.float64], job: SampleJob, generator: np.random.
     return int(kept[np.searchsorted(np.cumsum(odds / odds.sum()), generator.random())])
 
 
+def _likeliest(rows: NDArray[np.float64], k: int) -> ScoredTokens:
+    tokens = np.argsort(-rows, axis=-1, kind="stable")[:, :k]
+    return ScoredTokens(tokens, np.take_along_axis(rows, tokens, -1).astype(np.float32))
+
+
+def _scored(job: SampleJob, table: NDArray[np.float64], result: SampleResult) -> SampleResult:
+    """The result with what was asked of the prompt."""
+    prompt = np.asarray(job.prompt)
+    scores = table[prompt[:-1]]
+    rows = _log_softmax(scores)
+    if job.prompt_logprobs:
+        own = rows[np.arange(len(rows)), prompt[1:]].tolist()
+        result = replace(result, prompt_logprobs=[None, *own])
+    if job.topk_prompt_logprobs:
+        result = replace(result, topk_prompt=_likeliest(rows, job.topk_prompt_logprobs))
+    if job.target_prompt is not None:
+        found = np.take_along_axis(rows, np.maximum(job.target_prompt, 0), -1)
+        named = np.where(job.target_prompt < 0, 0.0, found).astype(np.float32)
+        result = replace(result, target_prompt=named)
+    if job.alt_tokens:
+        odds = np.exp(_log_softmax(scores / (job.temperature or 1e-9)))
+        random = np.random.default_rng(job.seed or 0).random((len(rows), job.alt_tokens, 1))
+        tokens = (np.cumsum(odds, -1)[:, None, :-1] < random).sum(-1)
+        found = np.take_along_axis(rows, tokens, -1).astype(np.float32)
+        result = replace(result, alt_tokens=ScoredTokens(tokens, found))
+    return result
+
+
 def _loss(
     loss: LossSpec, inputs: Mapping[str, NDArray[Any]], logprobs: NDArray[np.float64]
 ) -> tuple[np.float64, NDArray[np.float64]]:
@@ -278,10 +357,45 @@ def _loss(
     advantages = inputs["advantages"].astype(np.float64)
     if loss.name == "importance_sampling":
         return -(ratio * advantages).sum(), -ratio * advantages
-    low = loss.params.get("clip_low_threshold", 0.8)
-    high = loss.params.get("clip_high_threshold", 1.2)
-    free, clipped = ratio * advantages, np.clip(ratio, low, high) * advantages
+    settings = settings_of(loss)
+    if loss.name == "dro":
+        distance = logprobs - inputs["logprobs"]
+        terms = 0.5 * settings["beta"] * distance**2 - logprobs * advantages
+        return terms.sum(), settings["beta"] * distance - advantages
+    low = inputs.get("clip_low_threshold", settings.get("clip_low_threshold"))
+    high = inputs.get("clip_high_threshold", settings.get("clip_high_threshold"))
+    if loss.name == "gspo":
+        marked = inputs["sequence_ratio_mask"] != 0
+        ratio = np.full_like(ratio, np.exp((logprobs - inputs["logprobs"])[marked].mean()))
+    clip = np.clip(ratio, low, high)
+    if loss.name == "cispo":
+        return -(clip * logprobs * advantages).sum(), -clip * advantages
+    free, clipped = ratio * advantages, clip * advantages
     return -np.minimum(free, clipped).sum(), np.where(free <= clipped, -free, 0.0)
+
+
+def _write_state(state: _Model, to: Path) -> None:
+    facts = {"spec": asdict(state.spec), "steps": state.steps}
+    with to.open("wb") as file:
+        np.savez(
+            file,
+            allow_pickle=False,
+            facts=np.asarray(json.dumps(facts)),
+            table=state.table,
+            gradient=state.gradient,
+            first=state.first,
+            second=state.second,
+        )
+
+
+def _read_state(source: Path) -> _Model:
+    try:
+        with np.load(source) as file:
+            arrays = dict(file)
+        facts = json.loads(str(arrays.pop("facts")))
+        return _Model(LoraSpec(**facts["spec"]), steps=facts["steps"], **arrays)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise ModelError(f"the saved state {source} cannot be used: {error}.") from error
 
 
 def _read(source: Path) -> tuple[dict[str, NDArray[np.float64]], dict[str, Any]]:

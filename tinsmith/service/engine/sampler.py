@@ -12,19 +12,26 @@ import numpy as np
 import torch
 
 from tinsmith.errors import RequestError, TinsmithError
-from tinsmith.service.engine.backend import Finished, Sampled, SampleJob, SampleResult
+from tinsmith.service.engine.backend import (
+    Finished,
+    Partial,
+    Sampled,
+    SampleJob,
+    SampleResult,
+    ScoredTokens,
+)
 from tinsmith.service.engine.cached_attention import (
     PromptAttention,
     TokenAttention,
     slots_of,
 )
-from tinsmith.service.engine.choose import Choices, choose, row_key, uniforms
+from tinsmith.service.engine.choose import Choices, choose, row_key, top_logprobs, uniforms
 from tinsmith.service.engine.decoder import RowAdapters, logits_of, run_decoder
 from tinsmith.service.engine.kv_cache import BLOCK, KVCache
 from tinsmith.service.engine.lora import FrozenAdapter
 from tinsmith.service.engine.model import BaseModel
+from tinsmith.service.engine.prompt_scores import PromptScores, score_prompt
 from tinsmith.service.engine.sampling_rows import Prompt, Request, Row, lanes_of, slices_of
-from tinsmith.service.engine.vocab_loss import token_logprobs
 
 PROMPT_TOKENS_A_STEP = 4096  # new prompt tokens taken in between two decode steps, about
 MAX_ROWS = 1024
@@ -64,8 +71,20 @@ class Sampler:
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def backlog(self) -> int:
+        """Samples that have not begun."""
+        return sum(len(request.unstarted) for request in self.waiting)
+
+    @property
+    def cache_room(self) -> int:
+        """Tokens of the longest sequence that fits the cache."""
+        return (self.cache.pool.size - 1) * BLOCK
+
     def add(self, job_id: str, job: SampleJob, adapter: FrozenAdapter | None) -> None:
         room = self.model.config.max_context - len(job.prompt)
+        if job.max_tokens is None:  # as far as it goes, which in little memory is not the whole context
+            room = max(1, min(room, self.cache_room - len(job.prompt)))
         limit = min(job.max_tokens or room, room)
         eos = self.model.info.eos_ids
         stop: tuple[str | int, ...] = eos if job.stop is None else (*job.stop, *eos)
@@ -87,7 +106,7 @@ class Sampler:
         if self._blocks_of(request) >= self.cache.pool.size:
             raise RequestError(
                 f"prompt and max_tokens need {len(job.prompt) + limit} tokens of cache, but there is room "
-                f"for {(self.cache.pool.size - 1) * BLOCK}; lower max_tokens."
+                f"for {self.cache_room}; lower max_tokens."
             )
         self.waiting.append(request)
 
@@ -103,7 +122,7 @@ class Sampler:
             self.batch = None
 
     @torch.inference_mode()
-    def step(self) -> list[Finished]:
+    def step(self) -> list[Finished | Partial]:
         """Take in what fits of the waiting prompts; when none came, one token for every running row.
 
         Prompts go first, up to a budget of tokens, since rows that start together decode together.
@@ -114,7 +133,7 @@ class Sampler:
             self.taken_in = 0
             finished += self._decode() if self.running else []
         for done in finished:
-            if isinstance(done.result, TinsmithError):
+            if isinstance(done, Finished) and isinstance(done.result, TinsmithError):
                 self.cancel(done.job_id)  # its other samples end with it
         return finished
 
@@ -131,7 +150,7 @@ class Sampler:
         while self.waiting and tokens < PROMPT_TOKENS_A_STEP:
             request = self.waiting[0]
             prompt = request.job.prompt
-            scored = request.job.prompt_logprobs  # needs all hidden states, so it reads no cache
+            scored = request.job.scores_prompt  # needs all hidden states, so it reads no cache
             same: object = request.id if scored else (request.root, prompt)
             known = prompts.get(same)
             found = [] if scored or known else pool.find(request.root, prompt[:-1])
@@ -167,7 +186,7 @@ class Sampler:
         key = row_key(request.seed, sample)
         prompt.rows.append(Row(request, sample, key, shared + pool.take(own)))
 
-    def _start(self, prompts: list[Prompt]) -> list[Finished]:
+    def _start(self, prompts: list[Prompt]) -> list[Finished | Partial]:
         """Compute new prompts and the first token of each of their rows, which then run."""
         # Neighbours share an adapter, then a length, so products and attention run over many at once.
         prompts.sort(key=lambda p: (id(p.request.adapter), len(p.found), len(p.request.job.prompt)))
@@ -204,8 +223,10 @@ class Sampler:
         ends = np.cumsum(widths)[keep]
         for prompt, end in zip(prompts, ends, strict=True):
             request = prompt.request
-            if request.job.prompt_logprobs and request.prompt_logprobs is None:
-                self._score(request, hidden[end - prompt.part.new : end])
+            if request.job.scores_prompt and request.scores is None:
+                pair = request.adapter.pairs.get("head") if request.adapter else None
+                own = hidden[end - prompt.part.new : end]
+                request.scores = score_prompt(request.job, request.seed, own, self.model.head, pair)
             self.cache.pool.register(request.root, request.job.prompt, prompt.rows[0].blocks)
         self._copy_tails(prompts)
         return self._last_logits(prompts, hidden, ends)
@@ -221,15 +242,6 @@ class Sampler:
         logits = logits_of(self.model, hidden[last], slices)
         source = [lane for p, lane in zip(prompts, keep, strict=True) for _ in p.rows]
         return logits[torch.tensor(source, device=hidden.device)]
-
-    def _score(self, request: Request, hidden: torch.Tensor) -> None:
-        """Log-probabilities of a prompt's own tokens at temperature 1; the first has none."""
-        request.prompt_logprobs = [None]
-        if len(hidden) > 1:
-            targets = torch.tensor(request.job.prompt[1:], device=hidden.device)
-            pair = request.adapter.pairs.get("head") if request.adapter else None
-            scores = token_logprobs(hidden[:-1], targets, self.model.head, pair)
-            request.prompt_logprobs += scores.tolist()
 
     def _copy_tails(self, prompts: Sequence[Prompt]) -> None:
         sources: list[np.ndarray] = []
@@ -247,7 +259,7 @@ class Sampler:
 
     # ── tokens ───────────────────────────────────────────────────────────────────────────────
 
-    def _decode(self) -> list[Finished]:
+    def _decode(self) -> list[Finished | Partial]:
         if self.batch is None:
             self.batch = self._make_batch()
         batch = self.batch
@@ -290,14 +302,15 @@ class Sampler:
 
     def _pick(
         self, rows: Sequence[Row], logits: torch.Tensor, choices: Choices
-    ) -> tuple[list[Row], list[Finished]]:
-        """Give each row its next token; return the rows that go on and the requests that are done."""
+    ) -> tuple[list[Row], list[Finished | Partial]]:
+        """Give each row its next token; return the rows that go on and what there is to tell."""
         keys = np.array([row.key for row in rows], dtype=np.uint64)
         counters = np.array([len(row.tokens) for row in rows], dtype=np.uint64)
         tokens, logprobs = choose(logits, choices, uniforms(keys, counters))
         alive: list[Row] = []
         ended: list[Row] = []
-        finished: list[Finished] = []
+        finished: list[Finished | Partial] = []
+        self._add_topk(rows, logits)
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)
@@ -308,17 +321,35 @@ class Sampler:
                     request.cancelled = True
                     finished.append(Finished(request.id, RequestError(NOT_FINITE)))
                 continue
+            if request.job.stream:
+                newest = row.topk[-1] if row.topk else None
+                finished.append(Partial(request.id, row.sample, [token], [logprob], newest))
             stopped = token in request.stop_ids or (request.stop_texts and self._hits_text(row))
             if not stopped and len(row.tokens) < request.limit:
                 alive.append(row)
                 continue
             ended.append(row)
             reason = "stop" if stopped else "length"
-            request.sequences[row.sample] = Sampled(row.tokens, row.logprobs, reason)
+            topk = _joined(row.topk) if row.topk else None
+            request.sequences[row.sample] = Sampled(row.tokens, row.logprobs, reason, topk)
             if None not in request.sequences:
                 finished.append(Finished(request.id, _result(request)))
         self._release(ended)
         return alive, finished
+
+    def _add_topk(self, rows: Sequence[Row], logits: torch.Tensor) -> None:
+        """The likeliest tokens of this position, for the rows that ask for them."""
+        asking = [i for i, row in enumerate(rows) if row.request.job.topk_sample_logprobs]
+        if not asking:
+            return
+        jobs = [rows[index].request.job for index in asking]
+        temperature = torch.tensor([job.temperature for job in jobs], device=logits.device)
+        most = max(job.topk_sample_logprobs for job in jobs)
+        where = torch.tensor(asking, device=logits.device)
+        tokens, logprobs = (x.cpu().numpy() for x in top_logprobs(logits[where], temperature, most))
+        for lane, (index, job) in enumerate(zip(asking, jobs, strict=True)):
+            part = np.s_[lane : lane + 1, : job.topk_sample_logprobs]
+            rows[index].topk.append(ScoredTokens(tokens[part], logprobs[part]))
 
     def _hits_text(self, row: Row) -> bool:
         """Whether the newest token completed a stop string."""
@@ -335,6 +366,18 @@ class Sampler:
             self.cache.pool.release(row.blocks)
 
 
+def _joined(parts: Sequence[ScoredTokens]) -> ScoredTokens:
+    tokens = np.concatenate([part.tokens for part in parts])
+    return ScoredTokens(tokens, np.concatenate([part.logprobs for part in parts]))
+
+
 def _result(request: Request) -> SampleResult:
-    sequences = [sequence for sequence in request.sequences if sequence is not None]
-    return SampleResult(sequences, request.prompt_logprobs, request.cached_tokens)
+    scores = request.scores or PromptScores()
+    return SampleResult(
+        [sequence for sequence in request.sequences if sequence is not None],
+        scores.logprobs,
+        request.cached_tokens,
+        scores.topk,
+        scores.targets,
+        scores.alt_tokens,
+    )

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from tinsmith.service.engine.backend import Sampled, SampleJob
+from tinsmith.service.engine.backend import Sampled, SampleJob, ScoredTokens
 from tinsmith.service.engine.cached_attention import PromptPart
 from tinsmith.service.engine.decoder import RowAdapters
 from tinsmith.service.engine.kv_cache import BLOCK
 from tinsmith.service.engine.lora import FrozenAdapter
+from tinsmith.service.engine.prompt_scores import PromptScores
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Request:
     stop_texts: tuple[str, ...]
     unstarted: deque[int]
     sequences: list[Sampled | None]
-    prompt_logprobs: list[float | None] | None = None
+    scores: PromptScores | None = None
     cached_tokens: int = 0
     cancelled: bool = False
 
@@ -47,6 +48,7 @@ class Row:
     blocks: list[int]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    topk: list[ScoredTokens] = field(default_factory=list)  # one row each, if asked for
 
     @property
     def cached(self) -> int:

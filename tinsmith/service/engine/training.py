@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,9 +12,10 @@ import torch
 from tinsmith.errors import RequestError
 from tinsmith.service.engine.backend import LossSpec, PassResult, TrainItem
 from tinsmith.service.engine.batching import PackedBatch, causal_attention, pack
+from tinsmith.service.engine.checks import LOSS_RULES, settings_of
 from tinsmith.service.engine.decoder import run_decoder
 from tinsmith.service.engine.lora import Adapter, LoraPair
-from tinsmith.service.engine.losses import LOSSES
+from tinsmith.service.engine.losses import LOSSES, SEQUENCE_LOG_RATIO, sequence_log_ratios
 from tinsmith.service.engine.model import BaseModel
 from tinsmith.service.engine.vocab_loss import VocabLoss, token_logprobs
 
@@ -34,8 +36,8 @@ def training_pass(
     The gradient is added to the adapter's only when the whole pass went well, so a pass that fails
     or is abandoned leaves nothing behind.
     """
-    names = [name for name in items[0].inputs if all(name in item.inputs for item in items)]
-    batches = pack(items, _token_budget(base), names, base.device)
+    loss = replace(loss, params=settings_of(loss))
+    batches = pack(items, _token_budget(base), _inputs_of(items, loss), base.device)
     pairs, gradient = adapter.trainable(base.dtype)
     outputs: list[dict[str, np.ndarray]] = [{} for _ in items]
     total, done = 0.0, 0
@@ -47,17 +49,32 @@ def training_pass(
         for index, part in zip(
             batch.order, np.split(host, np.cumsum(batch.lengths)[:-1]), strict=True
         ):
-            outputs[index] = {"logprobs": part}
+            columns = items[index].inputs["target_tokens"].shape[1:]  # () or (K,)
+            outputs[index] = {"logprobs": part[:, : columns[0]] if columns else part}
         done += len(batch.tokens)
         yield done / tokens
-    if not np.isfinite(total):
+    # A clipped ratio that overflowed leaves a finite loss and a gradient of inf * 0.
+    finite = bool(np.isfinite(total))
+    if not finite or (backward and not bool(gradient.sum().isfinite())):
+        what = "loss has no finite gradient" if finite else f"loss is {total}"
         raise RequestError(
-            f"the loss is {total}, so its gradient was dropped; check logprobs and advantages "
+            f"the {what}, so its gradient was dropped; check logprobs and advantages "
             "(a ratio exp(logprob - logprobs) may have overflowed)."
         )
     if backward:
         adapter.gradient += gradient
     yield PassResult(outputs, {"loss:sum": total})
+
+
+def _inputs_of(items: Sequence[TrainItem], loss: LossSpec) -> dict[str, float]:
+    """Inputs that this loss reads and some item gives, with what the others have in their place."""
+    rule = LOSS_RULES[loss.name]
+    defaults = {"weights": 1.0, **loss.params}
+    given = {name for item in items for name in item.inputs}
+    if any(item.inputs["target_tokens"].ndim == 2 for item in items):
+        given.add("weights")  # so that cells which only fill up a row have weight 0
+    taken = {name: defaults.get(name, 0.0) for name in rule.takes if name in given}
+    return dict.fromkeys(rule.needs, 0.0) | taken
 
 
 def _micro_batch(
@@ -72,17 +89,22 @@ def _micro_batch(
     adapters = [(0, len(batch.tokens), pairs)]
     pair = pairs.get("head")
     loss_fn = LOSSES[loss.name]
+    inputs = batch.inputs
     with torch.set_grad_enabled(backward):
         hidden = run_decoder(base, batch.tokens, batch.positions, attend, adapters)
+        if "sequence_ratio_mask" in inputs:  # known before the loss takes its tokens in chunks
+            with torch.no_grad():
+                logprobs = token_logprobs(hidden, inputs["target_tokens"], base.head, pair)
+            ratios = sequence_log_ratios(logprobs, inputs, batch.lengths)
+            inputs = inputs | {SEQUENCE_LOG_RATIO: ratios}
         if not backward:
-            targets = batch.inputs["target_tokens"]
-            logprobs = token_logprobs(hidden, targets, base.head, pair)
-            terms = loss_fn(logprobs, batch.inputs, loss.params)
+            logprobs = token_logprobs(hidden, inputs["target_tokens"], base.head, pair)
+            terms = loss_fn(logprobs, inputs, loss.params)
             return float(terms.double().sum()), logprobs
         factors = () if pair is None else (pair.a, *pair.bs)
         scale = 1.0 if pair is None else pair.scale
         value, logprobs = VocabLoss.apply(  # pyright: ignore[reportGeneralTypeIssues]
-            hidden, base.head, loss_fn, loss.params, batch.inputs, scale, *factors
+            hidden, base.head, loss_fn, loss.params, inputs, scale, *factors
         )
         if value.requires_grad:
             value.backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,25 +31,40 @@ def _rows_per_chunk(head: LinearWeights) -> int:
     return max(CHUNK_ROWS, CHUNK_ELEMENTS[head.weight.device.type] // head.weight.shape[1])
 
 
+def logits_in_chunks(
+    hidden: Float[torch.Tensor, "tokens hidden"], head: LinearWeights, pair: LoraPair | None
+) -> Iterator[tuple[slice, Float[torch.Tensor, "rows vocab"]]]:
+    """Rows and their float32 logits; all logits together would not fit."""
+    rows = _rows_per_chunk(head)
+    for start in range(0, len(hidden), rows):
+        part = slice(start, start + rows)
+        yield part, _logits(hidden[part], head, pair).float()
+
+
 def token_logprobs(
     hidden: Float[torch.Tensor, "tokens hidden"],
-    targets: Int[torch.Tensor, " tokens"],
+    targets: Int[torch.Tensor, "tokens ..."],
     head: LinearWeights,
     pair: LoraPair | None,
-) -> Float[torch.Tensor, " tokens"]:
-    """log p(target) for each row, without gradient."""
-    out: list[torch.Tensor] = []
-    rows = _rows_per_chunk(head)
-    for part, target in zip(hidden.split(rows), targets.split(rows), strict=True):
-        logits = _logits(part, head, pair).float()
-        chosen = logits.gather(1, target[:, None])[:, 0]
-        out.append(chosen - torch.logsumexp(logits, dim=1))
+) -> Float[torch.Tensor, "tokens ..."]:
+    """log p(target) for each row (and each of its K targets), without gradient."""
+    out = [
+        _chosen(logits, targets[part], torch.logsumexp(logits, dim=1))
+        for part, logits in logits_in_chunks(hidden, head, pair)
+    ]
     return torch.cat(out)
+
+
+def _chosen(logits: torch.Tensor, targets: torch.Tensor, normaliser: torch.Tensor) -> torch.Tensor:
+    if targets.ndim == 1:
+        return logits.gather(1, targets[:, None])[:, 0] - normaliser
+    return logits.gather(1, targets) - normaliser[:, None]
 
 
 class VocabLoss(torch.autograd.Function):
     """The summed loss of `loss_fn`. The forward also makes the gradient while a chunk's logits exist,
-    so the logits of all tokens never do; losses here depend on each token's own log-probability."""
+    so the logits of all tokens never do; losses here depend on each token's own log-probabilities.
+    What a loss needs of a whole sequence (gspo) is among its inputs already."""
 
     @staticmethod
     def forward(
@@ -66,21 +82,26 @@ class VocabLoss(torch.autograd.Function):
         grad_factors = [torch.zeros_like(factor, dtype=torch.float32) for factor in factors]
         total = hidden.new_zeros((), dtype=torch.float64)
         logprobs: list[torch.Tensor] = []
-        rows = _rows_per_chunk(head)
-        for start in range(0, len(hidden), rows):
-            part = slice(start, start + rows)
-            logits = _logits(hidden[part], head, pair).float()
+        for part, logits in logits_in_chunks(hidden, head, pair):
             normaliser = torch.logsumexp(logits, dim=1)
-            targets = inputs["target_tokens"][part, None]
-            chosen = logits.gather(1, targets)[:, 0] - normaliser
+            targets = inputs["target_tokens"][part]
+            chosen = _chosen(logits, targets, normaliser)
             logprobs.append(chosen)
             with torch.enable_grad():
                 leaf = chosen.detach().requires_grad_()
                 terms = loss_fn(leaf, {name: x[part] for name, x in inputs.items()}, params)
                 (slope,) = torch.autograd.grad(terms.sum(), leaf)
             total += terms.detach().double().sum()
+            wide = (len(targets), -1)  # one column when each token has one target
             grad_hidden[part] = _chunk_gradient(
-                hidden[part], logits, normaliser, targets, slope, head, pair, grad_factors
+                hidden[part],
+                logits,
+                normaliser,
+                targets.reshape(wide),
+                slope.reshape(wide),
+                head,
+                pair,
+                grad_factors,
             )
         ctx.save_for_backward(grad_hidden, *grad_factors)
         outputs = torch.cat(logprobs)
@@ -105,7 +126,7 @@ def _chunk_gradient(
     grad_factors: list[torch.Tensor],
 ) -> torch.Tensor:
     """d loss / d hidden for one chunk; adds to the gradients of the head's adapter."""
-    active = slope.nonzero()[:, 0]
+    active = slope.any(1).nonzero()[:, 0]
     if len(active) == 0:
         return torch.zeros_like(hidden)
     if len(active) < 0.8 * len(slope):  # prompt tokens carry no loss: leave their rows out
@@ -121,9 +142,10 @@ def _chunk_gradient(
             grad_factors,
         )
         return out
-    # d loss / d logits = slope * (onehot(target) - softmax), built in the logits' own memory
-    wide = logits.sub_(normaliser[:, None]).exp_().mul_(-slope[:, None])
-    wide.scatter_add_(1, targets, slope[:, None])
+    # d loss / d logits = slope * (onehot(target) - softmax), summed over a row's targets and built in
+    # the logits' own memory
+    wide = logits.sub_(normaliser[:, None]).exp_().mul_(-slope.sum(1, keepdim=True))
+    wide.scatter_add_(1, targets, slope)
     wide = wide.to(hidden.dtype)
     out = wide @ head.weight.t()
     if pair is not None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tinsmith.errors import RequestError
 from tinsmith.service.wire import tensors
+from tinsmith.service.wire.parts import check_parts
 
 if TYPE_CHECKING:
     from tinker.proto import tinker_public_pb2 as pb
@@ -45,6 +46,9 @@ _DTYPES: dict[int, str] = {
 }
 
 
+NO_LOGPROB = -99999.0  # with token 0: an empty cell of a top-k table
+
+
 @dataclass(frozen=True, eq=False)
 class WireDatum:
     tokens: NDArray[np.int64]
@@ -61,15 +65,39 @@ class ForwardBackward:
     forward_only: bool
 
 
+@dataclass(frozen=True, eq=False)
+class WireTokens:
+    """Tokens and their log-probabilities, [rows, k] each; `empty` rows without any come before."""
+
+    tokens: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    empty: int = 0
+
+
 @dataclass(frozen=True)
 class WireSequence:
     tokens: Sequence[int]
     logprobs: Sequence[float]
     stop_reason: Literal["stop", "length"]
+    topk: WireTokens | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class WireScores:
+    """What was asked of a prompt's positions beside its own log-probabilities.
+
+    `layout` lists the cells of the targets, as (crow, col); None: they are dense.
+    """
+
+    topk: WireTokens | None = None
+    targets: NDArray[np.float32] | None = None
+    layout: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    alt_tokens: WireTokens | None = None
 
 
 def parse_forward_backward(body: bytes) -> pb.ForwardBackwardRequest:
     """The message, unread but for its outline; whatever is not one is refused with a sentence."""
+    check_parts(body)
     message = pb.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
@@ -86,16 +114,35 @@ def decode_forward_backward(message: pb.ForwardBackwardRequest) -> ForwardBackwa
     params: dict[str, float] = dict(message.loss_fn_config)
     for key, value in message.loss_fn_config_v2.items():
         if value.WhichOneof("value") == "text":
+            if message.loss_fn == "custom":  # its loss_id; the loss is refused by its name
+                continue
             raise RequestError(f"loss_fn_config[{key!r}] is a text; only numbers are taken.")
         params[key] = value.number
     return ForwardBackward(
         model_id=message.model_id,
         seq_id=message.seq_id,
-        data=[_datum(datum, f"datum {index}") for index, datum in enumerate(message.data)],
+        data=within_memory(
+            _datum(datum, f"datum {index}") for index, datum in enumerate(message.data)
+        ),
         loss_fn=message.loss_fn,
         loss_params=params,
         forward_only=message.forward_only,
     )
+
+
+def within_memory(data: Iterable[WireDatum]) -> list[WireDatum]:
+    """All datums; tables that are sparse on the wire must not fill the memory together, either."""
+    out: list[WireDatum] = []
+    cells = 0
+    for index, datum in enumerate(data):
+        out.append(datum)
+        cells += sum(array.size for array in datum.inputs.values() if array.ndim == 2)
+        if cells > tensors.MAX_DENSE_ELEMENTS:
+            raise RequestError(
+                f"the two-dimensional inputs up to datum {index} have {cells} cells, more than the "
+                f"{tensors.MAX_DENSE_ELEMENTS} of one request; send fewer datums at a time."
+            )
+    return out
 
 
 def _datum(datum: pb.Datum, where: str) -> WireDatum:
@@ -163,17 +210,56 @@ def encode_sample(
     sequences: Iterable[WireSequence],
     prompt_logprobs: Sequence[float | None] | None,
     cached_tokens: int,
+    scores: WireScores | None = None,
 ) -> bytes:
     """A SampleResponse; a prompt position without a log-probability is NaN."""
     message = pb.SampleResponse(prompt_cache_hit_tokens=cached_tokens)
     for sequence in sequences:
-        message.sequences.add(
+        added = message.sequences.add(
             stop_reason=pb.STOP_REASON_STOP
             if sequence.stop_reason == "stop"
             else pb.STOP_REASON_LENGTH,
             tokens=np.asarray(sequence.tokens, dtype="<i4").tobytes(),
             logprobs=np.asarray(sequence.logprobs, dtype="<f4").tobytes(),
         )
+        if sequence.topk is not None:
+            _set_topk(added.topk_sampled_logprobs, sequence.topk)
     if prompt_logprobs is not None:
         message.prompt_logprobs = np.asarray(prompt_logprobs, dtype="<f4").tobytes()
+    scores = scores or WireScores()
+    if scores.topk is not None:
+        _set_topk(message.topk_prompt_logprobs, scores.topk)
+    if scores.targets is not None:
+        _set_tensor(message.target_prompt_logprobs, scores.targets, scores.layout)
+    if scores.alt_tokens is not None:
+        _set_tensor(message.prompt_alt_tokens.tokens, scores.alt_tokens.tokens)
+        _set_tensor(message.prompt_alt_tokens.logprobs, scores.alt_tokens.logprobs)
     return message.SerializeToString()
+
+
+def _set_topk(message: pb.TopkLogprobs, topk: WireTokens) -> None:
+    rows = ((topk.empty, 0), (0, 0))
+    message.length, message.k = topk.empty + len(topk.tokens), topk.tokens.shape[1]
+    message.token_ids = np.pad(topk.tokens, rows).astype("<i4").tobytes()
+    logprobs = np.pad(topk.logprobs, rows, constant_values=NO_LOGPROB)
+    message.logprobs = logprobs.astype("<f4").tobytes()
+
+
+def _set_tensor(
+    message: pb.Tensor,
+    array: NDArray[Any],
+    layout: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+) -> None:
+    """Dense, or only the cells that `layout` lists."""
+    whole = array.dtype.kind == "i"
+    message.dtype = pb.DTYPE_INT64 if whole else pb.DTYPE_FLOAT32
+    message.shape.extend(array.shape)
+    stored = array.astype("<i8" if whole else "<f4")
+    if layout is None:
+        message.dense = stored.tobytes()
+        return
+    crow, col = layout
+    rows = np.repeat(np.arange(len(array)), np.diff(crow))
+    message.sparse_csr.values = stored[rows, col].tobytes()
+    message.sparse_csr.crow_indices = crow.astype("<i8").tobytes()
+    message.sparse_csr.col_indices = col.astype("<i8").tobytes()

@@ -40,9 +40,15 @@ def dense(data: bytes, dtype: str, shape: Sequence[int], where: str) -> NDArray[
 
 
 def sparse(
-    values: bytes, crow: bytes, col: bytes, dtype: str, shape: Sequence[int], where: str
+    values: bytes,
+    crow: bytes,
+    col: bytes,
+    dtype: str,
+    shape: Sequence[int],
+    where: str,
+    pad: int = 0,
 ) -> NDArray[Any]:
-    """A two-dimensional tensor in compressed sparse rows; cells that are not listed are 0."""
+    """A two-dimensional tensor in compressed sparse rows; cells that are not listed hold `pad`."""
     if len(shape) != 2 or any(size < 0 for size in shape):
         raise RequestError(f"{where}: a sparse tensor needs a shape [rows, columns].")
     rows, columns = shape
@@ -63,6 +69,6 @@ def sparse(
         or (cells.size and not (col_indices.min() >= 0 and col_indices.max() < columns))
     ):
         raise RequestError(f"{where}: the sparse indices do not fit shape {list(shape)}.")
-    full = np.zeros((rows, columns), dtype=cells.dtype)
+    full = np.full((rows, columns), pad, dtype=cells.dtype)
     full[np.repeat(np.arange(rows), counts), col_indices] = cells
     return full

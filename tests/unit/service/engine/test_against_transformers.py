@@ -41,9 +41,11 @@ def randomise(backend: TorchBackend, model: str = "m", seed: int = 0) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_transformers(kind, model_directory, oracle):
     """All logits of packed sequences, through the decoder itself."""
-    base, _ = TorchBackend(device="cpu", dtype="float32")._base(str(model_directory(kind)))
+    found = TorchBackend(device="cpu", dtype="float32").residents.get(str(model_directory(kind)))
+    assert found is not None
+    base, _ = found
     items = make_items(4, [40, 1, 7, 130, 7])
-    (batch,) = pack(items, 10_000, [], base.device)
+    (batch,) = pack(items, 10_000, {}, base.device)
 
     def attend(layer, q, k, v):
         return causal_attention(batch.runs, q, k, v)
