@@ -57,10 +57,11 @@ def check_before_start(config: TrainConfig) -> None:
 def check_model_name(name: str) -> None:
     """Refuse what cannot be a model on any service: a path to nothing, an embedded one we lack."""
     path = Path(name).expanduser()
-    if name.startswith(("/", "./", "../", "~")) and not path.is_dir():
+    known_path = path.is_dir() or (path.suffix == ".gguf" and path.is_file())
+    if name.startswith(("/", "./", "../", "~")) and not known_path:
         raise ConfigError(
-            f"model_name {name} is no directory. Give a directory in Hugging Face layout, a hub id, "
-            f"or {settings.EMBEDDED_MODEL}."
+            f"model_name {name} is no directory and no .gguf file. Give a directory in Hugging Face layout, a "
+            f"GGUF file, a hub id, or {settings.EMBEDDED_MODEL}."
         )
     family = settings.EMBEDDED_MODEL.split("/")[0]
     if name != settings.EMBEDDED_MODEL and name.split("/")[0] == family and not path.is_dir():

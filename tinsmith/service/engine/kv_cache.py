@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 import torch
 
-from tinsmith.service.engine.model import BaseModel
+from tinsmith.service.engine.model import BaseModel, DecoderConfig
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -113,14 +115,15 @@ class KVCache:
         config = model.config
         self.pool = BlockPool(max(tokens // BLOCK, 2) + 1)
         shape = (self.pool.size * BLOCK, 2, config.kv_heads, config.head_dim)
-        self.layers = [
-            torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(config.layers)
-        ]
+        self.layers = [_zeros(shape, model.dtype, model.device) for _ in range(config.layers)]
 
     @staticmethod
-    def bytes_per_token(model: BaseModel) -> int:
-        config = model.config
-        return config.layers * 2 * config.kv_size * model.dtype.itemsize
+    def bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
+        return config.layers * 2 * config.kv_size * dtype.itemsize
+
+    @property
+    def tokens(self) -> int:
+        return self.pool.size * BLOCK
 
     def write(
         self, layer: int, slots: Int[torch.Tensor, " tokens"], k: torch.Tensor, v: torch.Tensor
@@ -139,3 +142,11 @@ class KVCache:
     ) -> None:
         for layer in self.layers:
             layer.index_copy_(0, target, layer.index_select(0, source))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU numpy leaves zeroed pages to the kernel, so memory is taken as blocks are first written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    room = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(room).view(dtype).view(shape)

@@ -1,20 +1,18 @@
-"""Base models: find one by name, read its configuration, load its weights for the decoder."""
+"""Base models: read a configuration, load the weights for the decoder."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-import tinsmith
 from tinsmith.errors import ModelError
 from tinsmith.service.engine.backend import ModelInfo
-from tinsmith.settings import EMBEDDED_MODEL
+from tinsmith.service.engine.sources import find_source, weight_files
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -91,79 +89,20 @@ class BaseModel:
 # ── finding ──────────────────────────────────────────────────────────────────────────────────
 
 
-@lru_cache(maxsize=64)
 def describe(name: str) -> ModelInfo:
-    """What a model's directory says of it; for a hub id only its config.json is fetched."""
-    config_file = _config_file(name)
-    config = read_config(config_file)
+    """What a model's directory says of it; its weights are not read."""
+    source = find_source(name)
+    config = read_config(source.directory / "config.json")
     return ModelInfo(
-        name=name,
-        directory=config_file.parent,
+        name=source.name,
+        directory=source.directory,
         architecture=config.architecture,
         vocab_size=config.vocab_size,
         max_context=config.max_context,
         max_lora_rank=min(MAX_LORA_RANK, config.hidden),
         eos_ids=config.eos_ids,
+        on_hub=source.hub,
     )
-
-
-def _local_directory(name: str) -> Path | None:
-    if name == EMBEDDED_MODEL:
-        return Path(tinsmith.__file__).parent / "tiny"
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path.resolve()
-    if name.startswith((".", "/", "~")):
-        raise ModelError(f"there is no directory {name!r}; give the path of a Hugging Face model.")
-    return None
-
-
-def _config_file(name: str) -> Path:
-    directory = _local_directory(name)
-    if directory is None:
-        return _from_hub(name, "config.json")
-    if not (directory / "config.json").is_file():
-        raise ModelError(
-            f"{name!r} has no config.json; a model directory holds config.json, *.safetensors "
-            "and tokenizer.json."
-        )
-    return directory / "config.json"
-
-
-def _from_hub(name: str, file: str) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(name, file))
-    except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise ModelError(
-            f"cannot find a model named {name!r}: it is not {EMBEDDED_MODEL!r}, not a directory, and the "
-            f"Hugging Face hub did not give its {file} ({type(error).__name__}). Check the spelling, or "
-            "download the model and give its directory."
-        ) from error
-
-
-def _weight_files(info: ModelInfo) -> list[Path]:
-    directory = info.directory
-    if _local_directory(info.name) is None:
-        from huggingface_hub import snapshot_download
-
-        patterns = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
-        directory = Path(snapshot_download(info.name, allow_patterns=patterns))
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        files = [directory / name for name in names]
-    else:
-        files = [directory / "model.safetensors"]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise ModelError(
-            f"{info.name!r} has no weights: {', '.join(missing)} is missing in {directory}. Only the "
-            "safetensors format is read; download the model whole, or convert it."
-        )
-    return files
 
 
 # ── configuration ────────────────────────────────────────────────────────────────────────────
@@ -273,14 +212,15 @@ def rope_tables(config: DecoderConfig) -> tuple[torch.Tensor, torch.Tensor]:
 def load_model(info: ModelInfo, device: torch.device, dtype: torch.dtype) -> BaseModel:
     """Read the safetensors files and lay the matrices out for the decoder."""
     config = read_config(info.directory / "config.json")
-    tensors = _read_tensors(_weight_files(info), device, dtype)
+    tensors = _Tensors(weight_files(find_source(info.name)), device, dtype)
 
     def take(name: str) -> torch.Tensor:
-        if name not in tensors:
+        tensor = tensors.get(name)
+        if tensor is None:
             raise ModelError(
                 f"{info.name!r} has no tensor {name!r} in its weights; is it complete?"
             )
-        return tensors[name]
+        return tensor
 
     def linear(*names: str) -> LinearWeights:
         weight = torch.cat([take(f"{name}.weight") for name in names]).t().contiguous()
@@ -309,8 +249,8 @@ def load_model(info: ModelInfo, device: torch.device, dtype: torch.dtype) -> Bas
             )
         )
     embedding = take("model.embed_tokens.weight")
-    untied = "lm_head.weight" in tensors and not config.tied
-    head = (tensors["lm_head.weight"] if untied else embedding).t()
+    head = None if config.tied else tensors.get("lm_head.weight")
+    head = (embedding if head is None else head).t()
     cos, sin = rope_tables(config)
     return BaseModel(
         info=info,
@@ -328,17 +268,25 @@ def load_model(info: ModelInfo, device: torch.device, dtype: torch.dtype) -> Bas
     )
 
 
-def _read_tensors(
-    files: list[Path], device: torch.device, dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+class _Tensors:
+    """Tensors of safetensors files, read one at a time, so that no second copy of a model is in memory."""
 
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files:
-        try:
-            loaded = load_file(file)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"cannot read {file}: {error}; download it again.") from error
-        tensors |= {name: tensor.to(device, dtype) for name, tensor in loaded.items()}
-    return tensors
+    def __init__(self, files: list[Path], device: torch.device, dtype: torch.dtype) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self.device = device
+        self.dtype = dtype
+        self.where: dict[str, Any] = {}  # name -> the open file that has it
+        for file in files:
+            try:
+                opened = safe_open(file, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"cannot read {file}: {error}; download it again.") from error
+            self.where |= dict.fromkeys(opened.keys(), opened)
+
+    def get(self, name: str) -> torch.Tensor | None:
+        """A copy: what is read is a view of the mapped file, which would stay in memory with it."""
+        opened = self.where.get(name)
+        if opened is None:
+            return None
+        return opened.get_tensor(name).to(self.device, self.dtype, copy=True)
