@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tinsmith.service.engine.backend import ModelId
-from tinsmith.service.ops import Batch, Op, OpKind, Pass
+from tinsmith.service.ops import Batch, Op, OpKind, Pass, Sample
 
 # A turn takes neighbouring small passes together; a big one is a turn by itself.
 ITEMS_PER_TURN = 64
@@ -35,22 +35,26 @@ class _Lane:
 
 class Scheduler:
     """Per model, ops run in seq_id order and a gap is held until the missing one arrives; only
-    neighbouring passes of one model with the same loss and direction share a turn; samples need no
-    order and merge across models; models take turns; one training batch is out at a time, samples
-    go beside it. A cancelled op never runs, and a refused number is not waited
-    for. A drop runs when nothing of its model is ready.
+    neighbouring passes of one model with the same loss and direction share a turn; models take
+    turns; one training batch is out at a time, samples go beside it. Samples need no order and merge
+    across models; when there are more than there is room for, clients take turns. A cancelled op
+    never runs, and a refused number is not waited for. A drop runs when nothing of its model is
+    ready.
     """
 
     def __init__(self, items_per_turn: int = ITEMS_PER_TURN) -> None:
         self._items_per_turn = items_per_turn
         self._lanes: dict[ModelId, _Lane] = {}  # in order of turns
-        self._samples: dict[str, Op] = {}
+        # By client (the session an id begins with), in order of turns.
+        self._samples: dict[str, dict[str, Op]] = {}
+        self.waiting_samples = 0
         self._lane_of: dict[str, tuple[ModelId, int]] = {}  # where a waiting op stands
         self._running: Batch | None = None
 
     def submit(self, op: Op) -> None:
         if op.kind is OpKind.SAMPLE:
-            self._samples[op.future_id] = op
+            self._samples.setdefault(_client(op.future_id), {})[op.future_id] = op
+            self.waiting_samples += 1
             return
         assert op.model is not None
         lane = self._lanes.setdefault(op.model, _Lane())
@@ -63,7 +67,11 @@ class Scheduler:
 
     def cancel(self, future_id: str) -> bool:
         """Whether the op was still waiting; if so it will never run."""
-        if self._samples.pop(future_id, None) is not None:
+        queue = self._samples.get(_client(future_id), {})
+        if queue.pop(future_id, None) is not None:
+            self.waiting_samples -= 1
+            if not queue:
+                del self._samples[_client(future_id)]
             return True
         place = self._lane_of.pop(future_id, None)
         if place is None:
@@ -78,12 +86,14 @@ class Scheduler:
         if seq_id >= lane.expected:
             lane.waiting.setdefault(seq_id, None)
 
-    def next(self) -> Batch | None:
-        """The batch to run now; a training batch stays out until `done` is told."""
-        if self._samples:
-            ops = tuple(self._samples.values())
-            self._samples.clear()
-            return Batch(OpKind.SAMPLE, ops)
+    def resume(self, model: ModelId, expected: int) -> None:
+        """A model's line begins at this number: what came before is done."""
+        self._lanes.setdefault(model, _Lane()).expected = expected
+
+    def next(self, room: int = 1 << 30) -> Batch | None:
+        """The batch to run now, with about `room` samples; a training batch stays out until `done`."""
+        if self._samples and room > 0:
+            return Batch(OpKind.SAMPLE, tuple(self._take_samples(room)))
         if self._running is not None:
             return None
         for model, lane in self._lanes.items():
@@ -113,10 +123,33 @@ class Scheduler:
 
     @property
     def waiting(self) -> bool:
-        """Whether `next` would give a batch once the running one is done."""
+        """Whether `next` would give a batch once the running one is done and there is room."""
         return bool(self._samples) or any(
             lane.head() is not None or lane.closing is not None for lane in self._lanes.values()
         )
+
+    def counts(self) -> dict[str, int]:
+        """Ops that wait, by whether they train or sample."""
+        return {
+            "waiting_training": len(self._lane_of),
+            "waiting_samples": self.waiting_samples,
+        }
+
+    def _take_samples(self, room: int) -> list[Op]:
+        """One request of each client in turn, oldest first, until there is no room; the last may need
+        more than is left."""
+        taken: list[Op] = []
+        while self._samples and room > 0:
+            client, queue = next(iter(self._samples.items()))
+            del self._samples[client]
+            op = queue.pop(next(iter(queue)))
+            taken.append(op)
+            assert isinstance(op.payload, Sample)
+            room -= op.payload.job.num_samples
+            if queue:
+                self._samples[client] = queue  # to the end of the line
+        self.waiting_samples -= len(taken)
+        return taken
 
     def _turn(self, lane: _Lane) -> Batch:
         ops = [lane.take()]
@@ -132,3 +165,7 @@ class Scheduler:
         for op in ops:
             self._lane_of.pop(op.future_id, None)
         return Batch(ops[0].kind, tuple(ops))
+
+
+def _client(future_id: str) -> str:
+    return future_id.partition(":")[0]

@@ -76,7 +76,7 @@ async def service(backend: Gated, clock: list[float], tmp_path: Path) -> AsyncIt
 
 async def new_model(service: Service) -> tuple[str, str]:
     session = await service.open_session(SessionFacts([], {}))
-    future, model = await service.create_model(session, 0, SPEC, {}, b"")
+    future, model = await service.create_model(session, 0, SPEC, {}, b"{}")
     assert (await service.result(future, SECONDS)) is not None
     return session, model
 
@@ -188,7 +188,7 @@ async def test_a_sessions_end_lets_its_models_go(service: Service, backend: Gate
     assert "success" in (gone.error or "")
     assert backend.calls == ["optim", f"drop {model}"]
     with pytest.raises(RequestError, match="is over"):
-        await service.create_model(session, 1, SPEC, {}, b"")
+        await service.create_model(session, 1, SPEC, {}, b"{}")
 
 
 async def test_silent_sessions_are_swept_and_idleness_is_told(
@@ -232,7 +232,7 @@ async def test_a_model_that_cannot_be_made_fails_all_that_follows(tmp_path: Path
     service = Service(Broken(), tmp_path)
     await service.start()
     session = await service.open_session(SessionFacts([], {}))
-    created, model = await service.create_model(session, 0, SPEC, {}, b"")
+    created, model = await service.create_model(session, 0, SPEC, {}, b"{}")
     first = await service.result(created, SECONDS)
     assert first is not None
     assert first.category == "server"

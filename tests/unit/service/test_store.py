@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,13 +41,13 @@ def test_rows_come_back_after_reopening(tmp_path: Path) -> None:
     store.add_session(session)
     store.add_model(model)
     store.add_sampler(sampler)
-    store.finish_session("s1", "success")
-    store.finish_session("s1", "errored")
+    store.finish_session("s1", "success", None, 5.0)
+    store.finish_session("s1", "errored", "too late", 6.0)
     store.close()
     again = Store.open(path)
     found = again.session("s1")
     assert found is not None
-    assert found.finished == "success"
+    assert (found.finished, found.detail, found.finished_at) == ("success", None, 5.0)
     assert found.user_metadata == {"a": [1]}
     assert again.model(MODEL) == model
     assert again.sampler("s1:sample:0") == sampler
@@ -68,15 +69,42 @@ def test_results(store: Store) -> None:
         store.add_future(future(n, sampler_id="s"))
     store.finish_futures(
         [ResultRow("s/0", b"r", "t", 5.0), ResultRow("s/1", b"e", "t", 6.0, "bad")]
-    )
-    assert store.fail_pending(ResultRow("", b"lost", "t", 7.0, "lost", "server")).result() == 1
+    ).result()
+    assert [row.id for row in store.pending_samples()] == ["s/2"]
+    store.finish_futures([ResultRow("s/2", b"late", "t", 7.0)]).result()
     assert store.result("s/0") == ResultRow("s/0", b"r", "t", 5.0)
-    assert [row.result for row in store.results_of_sampler("s", 0, 10)] == [b"r", b"e", b"lost"]
+    assert [row.result for row in store.results_of_sampler("s", 0, 10)] == [b"r", b"e", b"late"]
     assert store.results_of_sampler("s", 3, 2**63) == []
     store.prune_futures(5.5).result()
     assert store.result("s/0") is None
     store.delete_futures(["s/1"]).result()
     assert store.result("s/1") is None
+
+
+def test_requests_are_kept_until_their_effect_is_on_disk(store: Store) -> None:
+    store.add_session(SessionRow("s1", 1.0, 1.0))
+    store.add_model(ModelRow(MODEL, "s1", "base", SPEC, 3.0))
+    for n in range(5):
+        store.add_future(replace(future(n), payload=b"request"))
+    for n in range(4):
+        store.finish_futures([ResultRow(f"{MODEL}/{n}", b"r", "t", 5.0, keep_payload=n != 1)])
+    store.keep_model(MODEL, 0).result()
+    kept = [(row.seq_id, row.payload, row.state) for row in store.journal(MODEL, -1)]
+    assert kept == [
+        (0, None, "finished"),
+        (1, None, "finished"),
+        (2, b"request", "finished"),
+        (3, b"request", "finished"),
+        (4, b"request", "pending"),
+    ]
+    store.prune_futures(100.0).result()
+    assert [row.seq_id for row in store.journal(MODEL, -1)] == [1, 2, 3, 4]
+    assert [row.seq_id for row in store.pending_of_model(MODEL, 9)] == [4]
+    assert store.orphans() == []
+    store.drop_model(MODEL, "unloaded").result()
+    assert store.orphans() == [f"{MODEL}/4"]
+    store.prune_futures(100.0).result()
+    assert [row.seq_id for row in store.journal(MODEL, -1)] == [4]
 
 
 def test_one_bad_write_fails_alone(store: Store) -> None:

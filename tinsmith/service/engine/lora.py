@@ -70,6 +70,10 @@ class FrozenAdapter:
     # Names these very values, so that cached keys and values are never taken for another's.
     id: str = field(default_factory=lambda: f"adapter {next(_SERIAL)}")
 
+    @property
+    def bytes(self) -> int:
+        return sum(x.nbytes for pair in self.pairs.values() for x in (pair.a, *pair.bs))
+
 
 @dataclass
 class Adapter:
@@ -101,6 +105,11 @@ class Adapter:
             a = adapter.views[place.key][0]
             a.copy_(torch.empty(a.shape).uniform_(-bound, bound, generator=generator))
         return adapter
+
+    @staticmethod
+    def bytes_of(config: DecoderConfig, spec: LoraSpec) -> int:
+        """Memory of one: values, gradient and two moments in float32."""
+        return 16 * sum(_site_size(place, spec.rank) for place in sites(config, spec))
 
     def split(self, flat: Flat) -> dict[str, tuple[torch.Tensor, ...]]:
         """A flat buffer as its matrices: for each site A [in, k*rank], then k times B [rank, out]."""

@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import uuid
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,13 @@ def save_adapter(adapter: Adapter, to: Path, *, optimizer: bool) -> None:
             f"the checkpoint could not be written to {to}: {error}. Free some disk space or check "
             "permissions, then save again; nothing half-written is left."
         ) from error
+
+
+def capture_values(adapter: Adapter) -> Callable[[Path], None]:
+    """A copy of the adapter's values as they are now, as a function that writes a checkpoint of them."""
+    values = adapter.values.detach().to("cpu", copy=True)
+    still = replace(adapter, values=values, views=adapter.split(values))
+    return lambda to: save_adapter(still, to, optimizer=False)
 
 
 def _sync(path: Path) -> None:

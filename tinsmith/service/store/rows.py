@@ -18,7 +18,10 @@ class SessionRow:
     sdk_version: str = ""
     project_id: str | None = None
     display_name: str | None = None
-    finished: str | None = None  # why, once it is
+    owner: str = "local"
+    finished: str | None = None  # how, once it is: success, errored, interrupted, or lost
+    detail: str | None = None  # what the client said of it, or why it was ended
+    finished_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,14 @@ class ModelRow:
     spec: Spec
     created_at: float
     user_metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    last_request_at: float | None = None
+    kept_seq: int = -1  # ops up to this one are not needed to make the model again
+    dropped: str | None = None  # why it was let go
 
 
 @dataclass(frozen=True)
 class SamplerRow:
-    """`model_path`: of a checkpoint; `model_id`: of a copy that lived in memory only; else the base."""
+    """`model_path`: of a checkpoint; `model_id`: of a copy of a model in training; else the base."""
 
     id: str
     session_id: str
@@ -45,7 +51,7 @@ class SamplerRow:
 
 @dataclass(frozen=True)
 class FutureRow:
-    """`payload` is the request as it came; it is kept while the future is pending."""
+    """`payload` is the request as it came; it is kept while it may have to be done (again)."""
 
     id: str
     kind: str
@@ -54,6 +60,7 @@ class FutureRow:
     model_id: str | None = None
     sampler_id: str | None = None
     payload: bytes | None = None
+    state: str = "pending"  # then finished or failed
 
 
 @dataclass(frozen=True)
@@ -64,15 +71,16 @@ class ResultRow:
     finished_at: float
     error: str | None = None
     category: str | None = None
+    keep_payload: bool = False  # its effect is in memory only, as yet
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint whose directory is whole."""
 
-    path: str  # tinker://<model>/weights/<name> or .../sampler_weights/<name>
+    path: str  # tinker://<model>/<kind>/<name>
     model_id: str
-    kind: Literal["weights", "sampler_weights"]
+    kind: Literal["weights", "sampler_weights", "external_weights"]
     name: str
     base_model: str
     spec: Spec
@@ -80,3 +88,5 @@ class Checkpoint:
     created_at: float
     expires_at: float | None = None
     user_metadata: dict[str, str] = field(default_factory=dict[str, str])
+    seq_id: int | None = None  # the op that made it
+    public: bool = False  # may be read by every owner

@@ -71,6 +71,36 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX checkpoints_of_model ON checkpoints(model_id, created_at);
     """,
+    """
+    ALTER TABLE sessions ADD COLUMN owner TEXT NOT NULL DEFAULT 'local';
+    ALTER TABLE sessions ADD COLUMN detail TEXT;
+    ALTER TABLE sessions ADD COLUMN finished_at REAL;
+    CREATE INDEX sessions_of_owner ON sessions(owner, created_at);
+    ALTER TABLE models ADD COLUMN last_request_at REAL;
+    ALTER TABLE models ADD COLUMN kept_seq INTEGER NOT NULL DEFAULT -1;
+    ALTER TABLE models ADD COLUMN dropped TEXT;
+    ALTER TABLE checkpoints ADD COLUMN seq_id INTEGER;
+    ALTER TABLE checkpoints ADD COLUMN public INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX checkpoints_by_time ON checkpoints(created_at);
+    CREATE INDEX checkpoints_expiring ON checkpoints(expires_at) WHERE expires_at IS NOT NULL;
+    CREATE TABLE keys (
+        id INTEGER PRIMARY KEY,
+        name TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        hash TEXT NOT NULL UNIQUE,
+        created_at REAL NOT NULL,
+        last_used_at REAL,
+        revoked_at REAL
+    );
+    CREATE TABLE audit (
+        id INTEGER PRIMARY KEY,
+        at REAL NOT NULL,
+        owner TEXT NOT NULL,
+        event TEXT NOT NULL,
+        subject TEXT NOT NULL
+    );
+    CREATE INDEX audit_of_owner ON audit(owner, at);
+    """,
 )
 
 

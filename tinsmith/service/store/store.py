@@ -55,6 +55,11 @@ class Store:
         """Opens or creates the file and brings its tables up to date."""
         return cls(path)
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the last write failed, until one succeeds."""
+        return self._writer.trouble
+
     def close(self) -> None:
         self._writer.close()
         self._reading.close()
@@ -62,9 +67,9 @@ class Store:
     # sessions, models, samplers
 
     def add_session(self, row: SessionRow) -> Future[None]:
-        return self._write(
+        return self.write(
             "INSERT INTO sessions (id, tags, user_metadata, sdk_version, project_id, display_name,"
-            " created_at, heartbeat_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            " created_at, heartbeat_at, owner) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 row.id,
                 _text(row.tags),
@@ -74,36 +79,35 @@ class Store:
                 row.display_name,
                 row.created_at,
                 row.heartbeat_at,
+                row.owner,
             ),
         )
 
     def touch_session(self, session: str, at: float) -> Future[None]:
-        return self._write("UPDATE sessions SET heartbeat_at = ? WHERE id = ?", (at, session))
+        return self.write("UPDATE sessions SET heartbeat_at = ? WHERE id = ?", (at, session))
 
-    def finish_session(self, session: str, reason: str) -> Future[None]:
+    def finish_session(
+        self, session: str, reason: str, detail: str | None, at: float
+    ) -> Future[None]:
         """The first reason given stays."""
-        return self._write(
-            "UPDATE sessions SET finished = ? WHERE id = ? AND finished IS NULL", (reason, session)
+        return self.write(
+            "UPDATE sessions SET finished = ?, detail = ?, finished_at = ?"
+            " WHERE id = ? AND finished IS NULL",
+            (reason, detail, at, session),
         )
 
     def session(self, session: str) -> SessionRow | None:
-        row = self._one("SELECT * FROM sessions WHERE id = ?", (session,))
-        if row is None:
-            return None
-        return SessionRow(
-            id=row["id"],
-            created_at=row["created_at"],
-            heartbeat_at=row["heartbeat_at"],
-            tags=orjson.loads(row["tags"]),
-            user_metadata=orjson.loads(row["user_metadata"]),
-            sdk_version=row["sdk_version"],
-            project_id=row["project_id"],
-            display_name=row["display_name"],
-            finished=row["finished"],
-        )
+        row = self.row("SELECT * FROM sessions WHERE id = ?", (session,))
+        return None if row is None else session_row(row)
+
+    def open_sessions(self) -> list[SessionRow]:
+        """Sessions that nobody has ended."""
+        return [
+            session_row(row) for row in self.rows("SELECT * FROM sessions WHERE finished IS NULL")
+        ]
 
     def add_model(self, row: ModelRow) -> Future[None]:
-        return self._write(
+        return self.write(
             "INSERT OR IGNORE INTO models (id, session_id, base_model, spec, user_metadata,"
             " created_at) VALUES (?, ?, ?, ?, ?, ?)",
             (
@@ -117,20 +121,41 @@ class Store:
         )
 
     def model(self, model: str) -> ModelRow | None:
-        row = self._one("SELECT * FROM models WHERE id = ?", (model,))
-        if row is None:
-            return None
-        return ModelRow(
-            id=row["id"],
-            session_id=row["session_id"],
-            base_model=row["base_model"],
-            spec=orjson.loads(row["spec"]),
-            created_at=row["created_at"],
-            user_metadata=orjson.loads(row["user_metadata"]),
+        row = self.row("SELECT * FROM models WHERE id = ?", (model,))
+        return None if row is None else model_row(row)
+
+    def models_of_session(self, session: str) -> list[ModelRow]:
+        rows = self.rows(
+            "SELECT * FROM models WHERE session_id = ? ORDER BY created_at, id", (session,)
         )
+        return [model_row(row) for row in rows]
+
+    def drop_model(self, model: str, reason: str) -> Future[None]:
+        """The model is let go; nothing of it has to be done again."""
+
+        def job(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "UPDATE models SET dropped = ? WHERE id = ? AND dropped IS NULL", (reason, model)
+            )
+            connection.execute("UPDATE futures SET payload = NULL WHERE model_id = ?", (model,))
+
+        return self._writer.submit(job)
+
+    def keep_model(self, model: str, seq_id: int) -> Future[None]:
+        """Ops up to this one are on disk as weights, twice; their requests need not be kept."""
+
+        def job(connection: sqlite3.Connection) -> None:
+            connection.execute("UPDATE models SET kept_seq = ? WHERE id = ?", (seq_id, model))
+            connection.execute(
+                "UPDATE futures SET payload = NULL"
+                " WHERE model_id = ? AND seq_id <= ? AND payload IS NOT NULL AND state != 'pending'",
+                (model, seq_id),
+            )
+
+        return self._writer.submit(job)
 
     def add_sampler(self, row: SamplerRow) -> Future[None]:
-        return self._write(
+        return self.write(
             "INSERT OR IGNORE INTO samplers (id, session_id, base_model, model_path, model_id,"
             " created_at) VALUES (?, ?, ?, ?, ?, ?)",
             (
@@ -144,7 +169,7 @@ class Store:
         )
 
     def sampler(self, sampler: str) -> SamplerRow | None:
-        row = self._one("SELECT * FROM samplers WHERE id = ?", (sampler,))
+        row = self.row("SELECT * FROM samplers WHERE id = ?", (sampler,))
         if row is None:
             return None
         return SamplerRow(
@@ -155,6 +180,11 @@ class Store:
             model_path=row["model_path"],
             model_id=row["model_id"],
         )
+
+    def copies(self, model: str) -> list[str]:
+        """Samplers that were made of a model without a name."""
+        rows = self.rows("SELECT id FROM samplers WHERE model_id = ?", (model,))
+        return [row["id"] for row in rows]
 
     def join_sampler(self, sampler: str) -> Future[int | None]:
         """A number for one more client of the sampler; never given twice, not even after a restart."""
@@ -173,6 +203,11 @@ class Store:
         """Whether it is new; False: the same (owner, seq_id) is there already."""
 
         def job(connection: sqlite3.Connection) -> bool:
+            if row.model_id is not None:
+                connection.execute(
+                    "UPDATE models SET last_request_at = ? WHERE id = ?",
+                    (row.created_at, row.model_id),
+                )
             cursor = connection.execute(
                 "INSERT OR IGNORE INTO futures (id, kind, model_id, sampler_id, seq_id, payload,"
                 " created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -194,7 +229,7 @@ class Store:
         def job(connection: sqlite3.Connection) -> None:
             connection.executemany(
                 "UPDATE futures SET state = ?, result = ?, content_type = ?, error = ?,"
-                " category = ?, finished_at = ?, payload = NULL WHERE id = ?",
+                " category = ?, finished_at = ?, payload = CASE WHEN ? THEN payload END WHERE id = ?",
                 [
                     (
                         "failed" if row.error is not None else "finished",
@@ -203,6 +238,7 @@ class Store:
                         row.error,
                         row.category,
                         row.finished_at,
+                        row.keep_payload,
                         row.id,
                     )
                     for row in rows
@@ -211,23 +247,31 @@ class Store:
 
         return self._writer.submit(job)
 
-    def fail_pending(self, result: ResultRow) -> Future[int]:
-        """Ends every pending future with this result; how many there were."""
+    def journal(self, model: str, after: int) -> list[FutureRow]:
+        """A model's requests after number `after`, in order; those done for good have no payload."""
+        return self._futures("model_id = ? AND seq_id > ? ORDER BY seq_id", (model, after))
 
-        def job(connection: sqlite3.Connection) -> int:
-            return connection.execute(
-                "UPDATE futures SET state = 'failed', result = ?, content_type = ?, error = ?,"
-                " category = ?, finished_at = ?, payload = NULL WHERE state = 'pending'",
-                (
-                    result.result,
-                    result.content_type,
-                    result.error,
-                    result.category,
-                    result.finished_at,
-                ),
-            ).rowcount
+    def pending_of_model(self, model: str, up_to: int) -> list[FutureRow]:
+        return self._futures(
+            "model_id = ? AND seq_id <= ? AND state = 'pending' ORDER BY seq_id", (model, up_to)
+        )
 
-        return self._writer.submit(job)
+    def pending_samples(self) -> list[FutureRow]:
+        return self._futures("state = 'pending' AND sampler_id IS NOT NULL ORDER BY created_at", ())
+
+    def orphans(self) -> list[str]:
+        """Futures that are pending although their session is over or their model was let go."""
+        rows = self.rows(
+            "SELECT id FROM futures WHERE state = 'pending' AND ("
+            " model_id IN (SELECT m.id FROM models m JOIN sessions s ON s.id = m.session_id"
+            "  WHERE m.dropped IS NOT NULL OR s.finished IS NOT NULL)"
+            " OR sampler_id IN (SELECT p.id FROM samplers p JOIN sessions s ON s.id = p.session_id"
+            "  WHERE s.finished IS NOT NULL))"
+        )
+        return [row["id"] for row in rows]
+
+    def known(self, future: str) -> bool:
+        return self.row("SELECT 1 FROM futures WHERE id = ?", (future,)) is not None
 
     def result(self, future: str) -> ResultRow | None:
         """A finished future's answer; None while pending or when there is no such future."""
@@ -250,15 +294,21 @@ class Store:
         return self._writer.submit(job)
 
     def prune_futures(self, finished_before: float) -> Future[None]:
-        return self._write("DELETE FROM futures WHERE finished_at < ?", (finished_before,))
+        """Forgets old results, but not the requests from which a model would be made again."""
+        return self.write(
+            "DELETE FROM futures WHERE finished_at < ? AND (sampler_id IS NOT NULL OR seq_id <="
+            " (SELECT CASE WHEN dropped IS NULL THEN kept_seq ELSE seq_id END"
+            "  FROM models WHERE models.id = model_id))",
+            (finished_before,),
+        )
 
     # checkpoints
 
     def add_checkpoint(self, row: Checkpoint) -> Future[None]:
-        return self._write(
+        return self.write(
             "INSERT OR REPLACE INTO checkpoints (path, model_id, kind, name, base_model, spec,"
-            " user_metadata, size_bytes, created_at, expires_at)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " user_metadata, size_bytes, created_at, expires_at, seq_id, public)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 row.path,
                 row.model_id,
@@ -270,6 +320,8 @@ class Store:
                 row.size_bytes,
                 row.created_at,
                 row.expires_at,
+                row.seq_id,
+                row.public,
             ),
         )
 
@@ -285,47 +337,64 @@ class Store:
             "WHERE model_id = ? ORDER BY created_at DESC LIMIT ?", (model, limit)
         )
 
-    # inside
+    # what the other tables are built on
 
-    def _write(self, sql: str, values: tuple[Any, ...]) -> Future[None]:
+    def write(self, sql: str, values: tuple[Any, ...]) -> Future[None]:
         def job(connection: sqlite3.Connection) -> None:
             connection.execute(sql, values)
 
         return self._writer.submit(job)
 
-    def _all(self, sql: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
+    def rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
         with self._reading_lock:
             try:
                 return self._reading.execute(sql, values).fetchall()
             except sqlite3.Error as error:
                 raise storage_error(error, str(self.path)) from None
 
-    def _one(self, sql: str, values: tuple[Any, ...]) -> sqlite3.Row | None:
-        rows = self._all(sql, values)
+    def row(self, sql: str, values: tuple[Any, ...]) -> sqlite3.Row | None:
+        rows = self.rows(sql, values)
         return rows[0] if rows else None
 
     def _results(self, where: str, values: tuple[Any, ...]) -> list[ResultRow]:
-        rows = self._all(
+        rows = self.rows(
             "SELECT id, result, content_type, finished_at, error, category FROM futures"
             f" WHERE {where} ORDER BY seq_id",
             values,
         )
         return [ResultRow(**dict(row)) for row in rows]
 
+    def _futures(self, where: str, values: tuple[Any, ...]) -> list[FutureRow]:
+        rows = self.rows(
+            "SELECT id, kind, seq_id, created_at, model_id, sampler_id, payload, state FROM futures"
+            f" WHERE {where}",
+            values,
+        )
+        return [FutureRow(**dict(row)) for row in rows]
+
     def _checkpoints(self, clause: str, values: tuple[Any, ...]) -> list[Checkpoint]:
-        rows = self._all(f"SELECT * FROM checkpoints {clause}", values)
         return [
-            Checkpoint(
-                path=row["path"],
-                model_id=row["model_id"],
-                kind=row["kind"],
-                name=row["name"],
-                base_model=row["base_model"],
-                spec=orjson.loads(row["spec"]),
-                size_bytes=row["size_bytes"],
-                created_at=row["created_at"],
-                expires_at=row["expires_at"],
-                user_metadata=orjson.loads(row["user_metadata"]),
-            )
-            for row in rows
+            checkpoint_row(row) for row in self.rows(f"SELECT * FROM checkpoints {clause}", values)
         ]
+
+
+def session_row(row: sqlite3.Row) -> SessionRow:
+    values = dict(row)
+    values["tags"] = orjson.loads(row["tags"])
+    values["user_metadata"] = orjson.loads(row["user_metadata"])
+    return SessionRow(**values)
+
+
+def model_row(row: sqlite3.Row) -> ModelRow:
+    values = dict(row)
+    values["spec"] = orjson.loads(row["spec"])
+    values["user_metadata"] = orjson.loads(row["user_metadata"])
+    return ModelRow(**values)
+
+
+def checkpoint_row(row: sqlite3.Row) -> Checkpoint:
+    values = dict(row)
+    values["spec"] = orjson.loads(row["spec"])
+    values["user_metadata"] = orjson.loads(row["user_metadata"])
+    values["public"] = bool(row["public"])
+    return Checkpoint(**values)

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any, TypeAlias, TypeVar
 
 from tinsmith.errors import StorageError
+from tinsmith.service import metrics
 
 T = TypeVar("T")
 _Job: TypeAlias = tuple[Callable[[sqlite3.Connection], Any], Future[Any]]
@@ -23,6 +24,7 @@ class Writer:
     def __init__(self, connection: sqlite3.Connection, where: str) -> None:
         self._connection = connection
         self._where = where
+        self.trouble: str | None = None  # why the last transaction failed, until one succeeds
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="tinsmith-store", daemon=True)
         self._thread.start()
@@ -60,8 +62,12 @@ class Writer:
                 for job in group:
                     self._commit([job])
                 return
-            group[0][1].set_exception(self._sentence(error))
+            sentence = self._sentence(error)
+            self.trouble = str(sentence)
+            metrics.count("tinsmith_store_failures_total")
+            group[0][1].set_exception(sentence)
             return
+        self.trouble = None
         for (_, future), result in zip(group, results, strict=True):
             future.set_result(result)
 
