@@ -14,6 +14,8 @@ from tinsmith.service.ops import Op, Outcome
 
 KEPT_BYTES = 256 * 1024 * 1024
 KEPT_FUTURES = 50_000
+# The SDK fetches all that it is told of at once; after too many, its own heartbeats come late.
+COMPLETIONS_AT_ONCE = 64
 
 
 class LogKey(NamedTuple):
@@ -120,7 +122,8 @@ class FutureTable:
     async def completions(
         self, key: LogKey, cursor: int, seconds: float
     ) -> tuple[list[Completion], int]:
-        """What finished after `cursor`, as soon as there is something; and the cursor for next time."""
+        """What finished after `cursor`, the oldest first and not all at once, as soon as there is
+        something; and the cursor for next time."""
         log = self._logs.setdefault(key, _Log())
         log.completions = [one for one in log.completions if one.cursor > cursor]
         if not log.completions and not self._closing:
@@ -130,7 +133,7 @@ class FutureTable:
                     await log.news.wait()
             except TimeoutError:
                 pass
-        found = list(log.completions)
+        found = log.completions[:COMPLETIONS_AT_ONCE]
         return found, found[-1].cursor if found else cursor
 
     def close_logs(self, samplers: set[str]) -> None:

@@ -43,8 +43,7 @@ class Parking:
         self._working: ModelId | None = None  # last asked for: an op of it may be under way
         self._weights: OrderedDict[WeightsId, tuple[int, Path]] = (
             OrderedDict()
-        )  # size, where on disk
-        self.parked_total = 0
+        )  # size, place on disk
 
     def counts(self) -> dict[str, int]:
         models, in_memory = len(self._models), len(self._in_memory)
@@ -175,7 +174,6 @@ class Parking:
             if known.position == self._keeper.kept(model):
                 self._backend.drop(model)
                 del self._in_memory[model]
-                self.parked_total += 1
 
     def _taken(self) -> int:
         models = sum(self._models[model].size for model in self._in_memory)

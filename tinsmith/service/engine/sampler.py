@@ -83,7 +83,9 @@ class Sampler:
 
     def add(self, job_id: str, job: SampleJob, adapter: FrozenAdapter | None) -> None:
         room = self.model.config.max_context - len(job.prompt)
-        if job.max_tokens is None:  # as far as it goes, which in little memory is not the whole context
+        if (
+            job.max_tokens is None
+        ):  # as far as it goes, which in little memory is not the whole context
             room = max(1, min(room, self.cache_room - len(job.prompt)))
         limit = min(job.max_tokens or room, room)
         eos = self.model.info.eos_ids

@@ -48,9 +48,24 @@ def routes(service: Service) -> list[Route]:
         return answer({"client_counter": number, "type": "join_sampling_session"})
 
     return [
-        post("create_session", create_session),
-        post("session_heartbeat", heartbeat),
-        post("sessions/{session_id}/finish", finish),
-        post("create_sampling_session", create_sampling_session),
-        post("join_sampling_session", join_sampling_session),
+        post("create_session", create_session, takes=types.CreateSession, does="A new session."),
+        post("session_heartbeat", heartbeat, takes=types.SessionHeartbeat, does="A sign of life."),
+        post(
+            "sessions/{session_id}/finish",
+            finish,
+            takes=types.FinishSession,
+            does="Ends a session.",
+        ),
+        post(
+            "create_sampling_session",
+            create_sampling_session,
+            takes=types.CreateSamplingSession,
+            does="A sampler of a base model or a checkpoint.",
+        ),
+        post(
+            "join_sampling_session",
+            join_sampling_session,
+            takes=types.JoinSamplingSession,
+            does="A number for one more client of a sampler.",
+        ),
     ]

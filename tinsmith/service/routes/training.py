@@ -1,10 +1,10 @@
-"""Training: forward, forward_backward (protobuf) and optim_step."""
+"""Training: forward, forward_backward (protobuf, JSON for older SDKs) and optim_step."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import orjson
@@ -13,29 +13,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tinsmith.errors import RequestError
+from tinsmith.service import logs
 from tinsmith.service.core import Service
-from tinsmith.service.engine.backend import AdamSpec, LossSpec, ModelInfo, TrainItem
-from tinsmith.service.engine.checks import check_adam, check_items
-from tinsmith.service.ops import PROTOBUF, OpKind, Pass
-from tinsmith.service.routes.http import answer, post, read_body
+from tinsmith.service.ops import JSON, PROTOBUF, OpKind
+from tinsmith.service.requests import checked_pass, optim_of, pass_of
+from tinsmith.service.routes.http import LARGE, answer, post, read_body, read_json
 from tinsmith.service.tenants import Model
-from tinsmith.service.wire import proto, types
+from tinsmith.service.wire import old_json, proto, types
 
 T = TypeVar("T", bound=types.WireModel)
 
-LARGE = 1_000_000  # bytes; decoding more than this would hold up the event loop
 
-
-def _pass(message: proto.pb.ForwardBackwardRequest, info: ModelInfo) -> Pass:
-    asked = proto.decode_forward_backward(message)
-    items = tuple(TrainItem(datum.tokens, datum.inputs) for datum in asked.data)
-    loss = LossSpec(asked.loss_fn, asked.loss_params)
-    check_items(items, loss, info)
-    return Pass(items, loss, backward=not asked.forward_only)
-
-
-@contextmanager
-def numbered(service: Service, model_id: str, seq_id: int) -> Iterator[Model]:
+@asynccontextmanager
+async def numbered(service: Service, model_id: str, seq_id: int) -> AsyncIterator[Model]:
     """The model of a numbered request. One that is refused has used its number up all the same: the
     SDK goes on with the next, which must not wait for it."""
     if seq_id < 1:
@@ -43,60 +33,89 @@ def numbered(service: Service, model_id: str, seq_id: int) -> Iterator[Model]:
     model = service.model(model_id)
     try:
         yield model
-    except RequestError:
-        service.refuse(model_id, seq_id)
+    except RequestError as error:
+        if error.status != 429:  # that one comes again
+            await service.refuse(model_id, seq_id, str(error))
         raise
 
 
 async def read_numbered(service: Service, request: Request, model: type[T]) -> tuple[T, bytes]:
     """As `read`, for a request whose number is used up even if the rest of it is malformed."""
-    body = await read_body(request)
+    body = await read_json(request)
     try:
-        return types.parse(model, body), body
-    except RequestError:
-        try:
-            outline = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            outline = None
-        match outline:
-            case {"model_id": str(model_id), "seq_id": int(seq_id)}:
-                service.refuse(model_id, seq_id)
+        asked = types.parse(model, body)
+        logs.note(asked)
+        return asked, body
+    except RequestError as error:
+        await _use_up_number(service, body, str(error))
         raise
+
+
+async def _use_up_number(service: Service, body: bytes, reason: str) -> None:
+    """As far as a number can be read from what else is malformed."""
+    try:
+        outline = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return
+    match outline:
+        case {"model_id": str(model_id), "seq_id": int(seq_id)}:
+            await service.refuse(model_id, seq_id, reason)
 
 
 def routes(service: Service) -> list[Route]:
     async def forward_backward(request: Request) -> Response:
         kind = request.headers.get("content-type", "")
-        body = await read_body(request)
+        if JSON in kind:
+            return await json_pass(request)
         if PROTOBUF not in kind:
             raise RequestError(
-                f"forward_backward takes {PROTOBUF} (got {kind or 'no Content-Type'}); "
-                "use the tinker SDK, version 0.25 or newer.",
+                f"forward_backward takes {PROTOBUF} or {JSON} (got {kind or 'no Content-Type'}); "
+                "use the tinker SDK.",
                 status=415,
             )
-        message = proto.parse_forward_backward(body)
+        body = await read_body(request)
+        parse, large = proto.parse_forward_backward, len(body) > LARGE
+        message = await asyncio.to_thread(parse, body) if large else parse(body)
+        logs.note(message)
         model_id, seq_id = message.model_id, message.seq_id
-        with numbered(service, model_id, seq_id) as model:
-            large = len(body) > LARGE
-            work = (
-                await asyncio.to_thread(_pass, message, model.info)
-                if large
-                else _pass(message, model.info)
-            )
+        async with numbered(service, model_id, seq_id) as model:
+            if large:
+                work = await asyncio.to_thread(pass_of, body, model.info)
+            else:
+                work = checked_pass(proto.decode_forward_backward(message), model.info)
             future_id = await service.submit(OpKind.PASS, model_id, seq_id, work, body)
         return answer({"request_id": future_id, "model_id": model_id})
 
-    async def optim_step(request: Request) -> Response:
-        asked, body = await read_numbered(service, request, types.OptimStep)
-        with numbered(service, asked.model_id, asked.seq_id) as model:
-            if asked.optimizer_params is not None:
-                raise RequestError(
-                    f"optimizer_params of type {asked.optimizer_params.type!r} are not taken; "
-                    "send adam_params."
-                )
-            adam = AdamSpec(**(asked.adam_params or types.AdamParams()).model_dump())
-            check_adam(adam)
-            future_id = await service.submit(OpKind.OPTIM, model.id, asked.seq_id, adam, body)
+    async def json_pass(request: Request) -> Response:
+        """Of SDKs before 0.25; on `forward` and `forward_backward` alike the body says which it is."""
+        body = (await read_json(request, data=True)).lstrip(b" \t\r\n")
+        large = len(body) > LARGE
+        try:
+            decode = old_json.decode_forward_backward
+            asked = await asyncio.to_thread(decode, body) if large else decode(body)
+        except RequestError as error:
+            await _use_up_number(service, body, str(error))
+            raise
+        async with numbered(service, asked.model_id, asked.seq_id) as model:
+            work = checked_pass(asked, model.info)
+            future_id = await service.submit(OpKind.PASS, model.id, asked.seq_id, work, body)
         return answer({"request_id": future_id, "model_id": model.id})
 
-    return [post("forward_backward", forward_backward), post("optim_step", optim_step)]
+    async def optim_step(request: Request) -> Response:
+        asked, body = await read_numbered(service, request, types.OptimStep)
+        async with numbered(service, asked.model_id, asked.seq_id) as model:
+            work = optim_of(asked)
+            future_id = await service.submit(OpKind.OPTIM, model.id, asked.seq_id, work, body)
+        return answer({"request_id": future_id, "model_id": model.id})
+
+    return [
+        post(
+            "forward_backward",
+            forward_backward,
+            takes=old_json.PassRequest,
+            proto=True,
+            does="Loss and gradient of data.",
+        ),
+        post("forward", json_pass, takes=old_json.PassRequest, does="Of old SDKs: the loss alone."),
+        post("optim_step", optim_step, takes=types.OptimStep, does="One step of the optimizer."),
+    ]

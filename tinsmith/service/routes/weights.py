@@ -1,4 +1,4 @@
-"""Weights: save for training or sampling, load, and what a checkpoint holds."""
+"""Weights: save for training, for sampling or for others to use, load, and what a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -8,79 +8,76 @@ from starlette.routing import Route
 
 from tinsmith.errors import RequestError
 from tinsmith.service.core import Service
-from tinsmith.service.ops import Load, OpKind, Save
+from tinsmith.service.ops import OpKind
+from tinsmith.service.requests import (
+    SAVED_AS,
+    check_optimizer,
+    freeze_of,
+    load_of,
+    lora_of_checkpoint,
+    save_of,
+)
 from tinsmith.service.routes.http import answer, post, read
 from tinsmith.service.routes.training import numbered, read_numbered
-from tinsmith.service.store.checkpoints import Kind, TinkerPath, check_name
-from tinsmith.service.store.rows import Checkpoint
-from tinsmith.service.tenants import Model, spec_fields
 from tinsmith.service.wire import types
 
 
-def _check_fits(checkpoint: Checkpoint, model: Model) -> None:
-    """A checkpoint can be loaded into a model of the same base and shape only."""
-    wanted, given = spec_fields(model.spec), checkpoint.spec
-    for name in ("base_model", "rank", "train_attn", "train_mlp", "train_unembed"):
-        if wanted[name] != given.get(name):
-            raise RequestError(
-                f"{checkpoint.path} has {name} {given.get(name)} and the model has {wanted[name]}; "
-                "use create_training_client_from_state, which makes a model that fits."
-            )
-
-
-def _save(asked: types.SaveWeights | types.SaveWeightsForSampler, model: Model, kind: Kind) -> Save:
-    name = check_name(asked.path if asked.path is not None else f"{asked.seq_id:06d}")
-    return Save(
-        path=str(TinkerPath(model.id, kind, name)),
-        base_model=model.spec.base_model,
-        spec=spec_fields(model.spec),
-        optimizer=kind == "weights",
-        overwrite=isinstance(asked, types.SaveWeights) and asked.overwrite,
-        ttl_seconds=asked.ttl_seconds,
-        user_metadata=asked.user_metadata or {},
-    )
-
-
-def _load(asked: types.LoadWeights, model: Model, service: Service) -> Load:
-    checkpoint, directory = service.shelf.find(asked.path)
-    _check_fits(checkpoint, model)
-    if asked.optimizer and checkpoint.kind != "weights":
-        raise RequestError(
-            f"{asked.path} was saved for sampling and has no optimizer state; "
-            "load it without, or load a checkpoint of save_state."
-        )
-    return Load(asked.path, directory, asked.optimizer)
-
-
 def routes(service: Service) -> list[Route]:
-    async def save_weights(request: Request) -> Response:
+    async def save(request: Request, kind: OpKind) -> Response:
         asked, body = await read_numbered(service, request, types.SaveWeights)
-        with numbered(service, asked.model_id, asked.seq_id) as model:
-            save = _save(asked, model, "weights")
-            future_id = await service.submit(OpKind.SAVE, model.id, asked.seq_id, save, body)
+        async with numbered(service, asked.model_id, asked.seq_id) as model:
+            work = save_of(asked, model, SAVED_AS[kind])
+            future_id = await service.submit(kind, model.id, asked.seq_id, work, body)
         return answer({"request_id": future_id, "model_id": model.id})
+
+    async def save_weights(request: Request) -> Response:
+        return await save(request, OpKind.SAVE)
+
+    async def save_weights_external(request: Request) -> Response:
+        return await save(request, OpKind.SAVE_EXTERNAL)
 
     async def save_weights_for_sampler(request: Request) -> Response:
         asked, body = await read_numbered(service, request, types.SaveWeightsForSampler)
-        number = asked.sampling_session_seq_id
-        with numbered(service, asked.model_id, asked.seq_id) as model:
-            if asked.path is None and number is not None:
-                future_id = await service.freeze(model, asked.seq_id, number, body)
+        async with numbered(service, asked.model_id, asked.seq_id) as model:
+            if asked.path is None and asked.sampling_session_seq_id is not None:
+                work = freeze_of(asked, model)
+                future_id = await service.freeze(model, asked.seq_id, work, body)
             else:
-                save = _save(asked, model, "sampler_weights")
-                future_id = await service.submit(OpKind.SAVE, model.id, asked.seq_id, save, body)
+                kind = OpKind.SAVE_SAMPLER
+                work = save_of(asked, model, SAVED_AS[kind])
+                future_id = await service.submit(kind, model.id, asked.seq_id, work, body)
         return answer({"request_id": future_id, "model_id": model.id})
 
     async def load_weights(request: Request) -> Response:
         asked, body = await read_numbered(service, request, types.LoadWeights)
+        if asked.session_id is not None and asked.model_seq_id is not None:
+            return await create_from(asked, asked.session_id, asked.model_seq_id, body)
         if asked.model_id is None or asked.seq_id is None:
             raise RequestError(
-                "load_weights needs model_id and seq_id: create the model first, then load into it."
+                "load_weights needs model_id and seq_id to load into a model, or session_id and "
+                "model_seq_id to make one."
             )
-        with numbered(service, asked.model_id, asked.seq_id) as model:
-            load = _load(asked, model, service)
+        async with numbered(service, asked.model_id, asked.seq_id) as model:
+            load = load_of(asked, model.spec, service.shelf)
             future_id = await service.submit(OpKind.LOAD, model.id, asked.seq_id, load, body)
         return answer({"request_id": future_id, "model_id": model.id})
+
+    async def create_from(
+        asked: types.LoadWeights, session_id: str, number: int, body: bytes
+    ) -> Response:
+        """A new model that starts from a checkpoint, in one request."""
+        check_optimizer(asked.optimizer_config)
+        checkpoint, _ = service.shelf.find(asked.path)
+        spec = lora_of_checkpoint(checkpoint)
+        if asked.base_model is not None and asked.base_model != spec.base_model:
+            raise RequestError(
+                f"{asked.path} belongs to {spec.base_model}, not to {asked.base_model}; "
+                "leave base_model out."
+            )
+        future_id, model_id = await service.create_model(
+            session_id, number, spec, asked.user_metadata or {}, body
+        )
+        return answer({"request_id": future_id, "model_id": model_id})
 
     async def weights_info(request: Request) -> Response:
         asked, _ = await read(request, types.WeightsInfo)
@@ -94,12 +91,29 @@ def routes(service: Service) -> list[Route]:
                 "train_unembed": spec["train_unembed"],
                 "train_mlp": spec["train_mlp"],
                 "train_attn": spec["train_attn"],
+                "optimizer_config": {"type": "adamw"},
             }
         )
 
     return [
-        post("save_weights", save_weights),
-        post("save_weights_for_sampler", save_weights_for_sampler),
-        post("load_weights", load_weights),
-        post("weights_info", weights_info),
+        post(
+            "save_weights",
+            save_weights,
+            takes=types.SaveWeights,
+            does="Saves weights and optimizer, to go on from.",
+        ),
+        post(
+            "save_weights_for_sampler",
+            save_weights_for_sampler,
+            takes=types.SaveWeightsForSampler,
+            does="Saves weights to sample from, or copies them for this session.",
+        ),
+        post(
+            "save_weights_external",
+            save_weights_external,
+            takes=types.SaveWeights,
+            does="Saves weights for other programs.",
+        ),
+        post("load_weights", load_weights, takes=types.LoadWeights, does="Loads a checkpoint."),
+        post("weights_info", weights_info, takes=types.WeightsInfo, does="What a checkpoint is."),
     ]

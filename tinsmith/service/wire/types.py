@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core import core_schema
 
 from tinsmith.errors import RequestError
 
+Name = Annotated[str, Field(max_length=1024)]  # of a thing that is looked up
 SeqId = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Ttl = Annotated[int, Field(ge=1, le=10 * 366 * 24 * 3600)]
 T = TypeVar("T", bound="WireModel")
+MOST_ERRORS = 1000
+
+
+def _stop_at_first(schema: Any) -> None:
+    """Of a list with a million wrong items one is found, not a million: each would be kept in memory."""
+    if isinstance(schema, dict):
+        found = cast("dict[str, Any]", schema)
+        if found.get("type") == "list":
+            found["fail_fast"] = True
+        for inner in found.values():
+            _stop_at_first(inner)
+    elif isinstance(schema, list):
+        for inner in cast("list[Any]", schema):
+            _stop_at_first(inner)
 
 
 class WireModel(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        schema = handler(source)
+        _stop_at_first(schema)
+        return schema
 
 
 class CreateSession(WireModel):
@@ -27,7 +52,7 @@ class CreateSession(WireModel):
 
 
 class SessionHeartbeat(WireModel):
-    session_id: str
+    session_id: Name
 
 
 class FinishReason(WireModel):
@@ -52,16 +77,16 @@ class OptimizerConfig(WireModel):
 
 
 class CreateModel(WireModel):
-    session_id: str
+    session_id: Name
     model_seq_id: SeqId
-    base_model: str
+    base_model: Name
     user_metadata: dict[str, Any] | None = None
     lora_config: LoraConfig | None = None
     optimizer_config: OptimizerConfig = OptimizerConfig()
 
 
 class GetInfo(WireModel):
-    model_id: str
+    model_id: Name
 
 
 class AdamParams(WireModel):
@@ -74,50 +99,58 @@ class AdamParams(WireModel):
 
 
 class OptimStep(WireModel):
-    model_id: str
+    model_id: Name
     seq_id: SeqId
     adam_params: AdamParams | None = None
     optimizer_params: OptimizerConfig | None = None
 
 
 class SaveWeights(WireModel):
-    model_id: str
+    model_id: Name
     seq_id: SeqId
-    path: str | None = None
+    path: Name | None = None
     ttl_seconds: Ttl | None = None
     overwrite: bool = False
     user_metadata: dict[str, str] | None = None
+    age_encryption_recipients: list[str] | None = None
 
 
 class SaveWeightsForSampler(WireModel):
-    model_id: str
+    model_id: Name
     seq_id: SeqId
-    path: str | None = None
+    path: Name | None = None
     sampling_session_seq_id: SeqId | None = None
     ttl_seconds: Ttl | None = None
     user_metadata: dict[str, str] | None = None
 
 
 class LoadWeights(WireModel):
-    path: str
+    """Into a model (model_id, seq_id), or to make one (session_id, model_seq_id)."""
+
+    path: Name
     optimizer: bool
-    model_id: str | None = None
+    model_id: Name | None = None
     seq_id: SeqId | None = None
+    session_id: Name | None = None
+    model_seq_id: SeqId | None = None
+    base_model: Name | None = None
+    user_metadata: dict[str, Any] | None = None
+    optimizer_config: OptimizerConfig = OptimizerConfig()
 
 
 class WeightsInfo(WireModel):
-    tinker_path: str
+    tinker_path: Name
 
 
 class CreateSamplingSession(WireModel):
-    session_id: str
+    session_id: Name
     sampling_session_seq_id: SeqId
-    base_model: str | None = None
-    model_path: str | None = None
+    base_model: Name | None = None
+    model_path: Name | None = None
 
 
 class JoinSamplingSession(WireModel):
-    sampling_session_id: str
+    sampling_session_id: Name
 
 
 class Chunk(WireModel):
@@ -126,7 +159,7 @@ class Chunk(WireModel):
 
 
 class ModelInput(WireModel):
-    chunks: list[Chunk]
+    chunks: Annotated[list[Chunk], Field(max_length=100_000)]
 
 
 class SamplingParams(WireModel):
@@ -138,8 +171,18 @@ class SamplingParams(WireModel):
     top_p: float = 1.0
 
 
+class TokenTable(WireModel):
+    """Token ids [rows, columns], dense or in compressed sparse rows."""
+
+    data: list[Int64]
+    dtype: Literal["int64"] = "int64"
+    shape: Annotated[list[Int64], Field(min_length=2, max_length=2)]
+    sparse_crow_indices: list[Int64] | None = None
+    sparse_col_indices: list[Int64] | None = None
+
+
 class SampleRequest(WireModel):
-    sampling_session_id: str
+    sampling_session_id: Name
     seq_id: SeqId
     prompt: ModelInput
     num_samples: Annotated[int, Field(le=10_000)] = 1
@@ -148,7 +191,7 @@ class SampleRequest(WireModel):
     prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
-    target_prompt_logprobs: dict[str, Any] | None = None
+    target_prompt_logprobs: TokenTable | None = None
     prompt_alt_tokens_k: int = 0
     record_stability_info: bool | None = None
 
@@ -166,13 +209,13 @@ class SampleRequest(WireModel):
 
 
 class RetrieveFuture(WireModel):
-    request_id: str
+    request_id: Name
     allow_metadata_only: bool = False
 
 
 class FuturesTarget(WireModel):
     type: Literal["sampling_session"] = "sampling_session"
-    sampling_session_id: str
+    sampling_session_id: Name
     cloned_sampler_id: SeqId = 0
 
 
@@ -180,11 +223,11 @@ class RetrieveFutures(WireModel):
     target: FuturesTarget
     prev_cursor: int = 0
     timeout: float | None = None
-    retrieved_request_ids: list[str] = []
+    retrieved_request_ids: Annotated[list[Name], Field(max_length=100_000)] = []
 
 
 class CancelFuture(WireModel):
-    request_id: str
+    request_id: Name
 
 
 def parse(model: type[T], body: bytes) -> T:
@@ -192,7 +235,11 @@ def parse(model: type[T], body: bytes) -> T:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        if error.error_count() > MOST_ERRORS:  # to list them takes seconds
+            raise RequestError(
+                f"the request is malformed in {error.error_count()} places.", status=422
+            ) from None
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         message = f"{where}: {first['msg']}" if where else first["msg"]
