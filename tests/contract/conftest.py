@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 import tinker
 import uvicorn
+from starlette.types import ASGIApp
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from tinsmith.service.app import create_app
 from tinsmith.service.core import Service
 from tinsmith.service.engine.backend import Backend
 from tinsmith.service.engine.fake import FakeBackend
+from tinsmith.service.protocol import BoundedProtocol
 from tinsmith.settings import EMBEDDED_MODEL, LOCAL_API_KEY
 
 BackendFactory = Callable[[], Backend]
@@ -38,13 +40,23 @@ class Running:
 
 
 @contextmanager
-def serving(backend: Backend, directory: Path) -> Iterator[Running]:
+def serving(
+    backend: Backend,
+    directory: Path,
+    *,
+    adapter_bytes: int | None = None,
+    make_app: Callable[[Service], ASGIApp] = create_app,
+) -> Iterator[Running]:
     """Serves on a free port until the block ends."""
-    service = Service(backend, directory, token="t", default_model=EMBEDDED_MODEL)
+    service = Service(
+        backend, directory, token="t", default_model=EMBEDDED_MODEL, adapter_bytes=adapter_bytes
+    )
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     server = uvicorn.Server(
-        uvicorn.Config(create_app(service), log_level="error", lifespan="on", ws="none")
+        uvicorn.Config(
+            make_app(service), http=BoundedProtocol, log_level="error", lifespan="on", ws="none"
+        )
     )
     started = threading.Event()
     startup = server.startup

@@ -12,7 +12,7 @@ import tinker
 
 from tests.contract.conftest import Running, serving
 from tests.contract.data import prompt
-from tinsmith.service import core, metrics, worker
+from tinsmith.service import desk, metrics, worker
 from tinsmith.service.engine import sampler
 from tinsmith.service.engine.backend import Finished, Partial
 from tinsmith.service.engine.fake import FakeBackend
@@ -115,7 +115,7 @@ def test_too_many_samples_are_asked_to_come_again_and_all_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "SAMPLES_IN_FLIGHT", 2)
-    monkeypatch.setattr(core, "MAX_WAITING_SAMPLES", 4)
+    monkeypatch.setattr(desk, "MAX_WAITING_SAMPLES", 4)
     backend = Overrun()
     backend.before = refusals()
     with serving(backend, tmp_path) as running:

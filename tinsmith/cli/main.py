@@ -14,6 +14,8 @@ COMMANDS: dict[str, str] = {
     "train": "train a model by reinforcement learning and watch it",
     "runs": "list your runs; show, watch or stop one",
     "serve": "run the Tinker-compatible service by itself",
+    "keys": "API keys for a service that others can reach",
+    "export": "write a checkpoint as an adapter or as a whole model",
     "doctor": "say what this machine has and lacks",
 }
 FIRST_COMMAND = "tinsmith train env=MathConfig env.dataset=arithmetic batch_size=100 group_size=4"

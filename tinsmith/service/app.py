@@ -12,12 +12,21 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import tinsmith
-from tinsmith.errors import RequestError, ServiceError, TinsmithError
+from tinsmith.errors import RequestError, ServiceError, StorageError, TinsmithError
+from tinsmith.service.access import Access, Tokens
 from tinsmith.service.core import Service
+from tinsmith.service.limits import Bodies, Limits
 from tinsmith.service.routes import (
+    auth,
+    checkpoints,
+    download,
     futures,
     meta,
     models,
+    monitor,
+    old,
+    openai,
+    openapi,
     rest,
     sampling,
     sessions,
@@ -25,6 +34,10 @@ from tinsmith.service.routes import (
     weights,
 )
 from tinsmith.service.routes.http import answer
+from tinsmith.service.store.keys import KeyRing
+from tinsmith.service.watch import Watch
+
+LONGEST_DETAIL = 2000  # characters; a sentence may quote what was sent
 
 
 class _Touch:
@@ -35,7 +48,8 @@ class _Touch:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._service.touch()
+        if scope.get("path") != "/metrics":  # watching is not using
+            self._service.touch()
         await self._app(scope, receive, send)
 
 
@@ -44,23 +58,31 @@ async def _known_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestError):
         status = error.status
     else:
-        status = 503 if isinstance(error, ServiceError) else 400
-    return answer({"detail": str(error)}, status)
+        status = 503 if isinstance(error, (ServiceError, StorageError)) else 400
+    return answer({"detail": _cut(str(error))}, status)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    detail = f"{request.method} {request.url.path}: {error.detail}"
-    return answer({"detail": detail}, error.status_code)
+    detail = f"{request.method} {request.scope['path']}: {error.detail}"
+    return answer({"detail": _cut(detail)}, error.status_code)
 
 
-async def _bug(request: Request, error: Exception) -> Response:
-    """Not a server error by its status: the SDK would repeat the request that caused it for minutes."""
-    return answer({"detail": f"the service failed: {type(error).__name__}: {error}"}, 400)
+def _cut(detail: str) -> str:
+    whole = len(detail) <= LONGEST_DETAIL
+    # What cannot be written as UTF-8 may still be quoted.
+    return (detail if whole else f"{detail[:LONGEST_DETAIL]} ...").encode(errors="replace").decode()
 
 
-def create_app(service: Service) -> FastAPI:
-    """The application that serves `service`; it starts and closes it."""
+def create_app(
+    service: Service,
+    keys: KeyRing | None = None,
+    *,
+    limits: Limits | None = None,
+    hosts: frozenset[str] | None = None,
+) -> FastAPI:
+    """The application that serves `service`; it starts and closes it. With `keys` every request needs
+    one; with `hosts` the service answers to these names only."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
@@ -70,17 +92,27 @@ def create_app(service: Service) -> FastAPI:
         finally:
             await service.close()
 
+    tokens = Tokens(keys)
+    bodies = Bodies(limits or Limits())
     # The busiest first: routes are tried in order.
-    rooms = (futures, sampling, training, sessions, weights, models, meta, rest)
+    rooms = (
+        *(futures, sampling, training, sessions, weights, models, meta, rest, checkpoints),
+        *(download, openai, old),
+    )
+    routes = [route for room in rooms for route in room.routes(service)]
+    routes += [*auth.routes(keys, tokens.issue), *monitor.routes(service, bodies)]
+    routes += openapi.routes(routes)
     app = FastAPI(
         title="tinsmith",
         version=tinsmith.__version__,
         lifespan=lifespan,
-        routes=[route for room in rooms for route in room.routes(service)],
+        routes=routes,
         openapi_url=None,
     )
     app.add_exception_handler(TinsmithError, _known_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _bug)
     app.add_middleware(_Touch, service=service)
+    app.add_middleware(Access, keys=keys, tokens=tokens, hosts=hosts)
+    paths = {route.endpoint: route.path for route in routes}
+    app.add_middleware(Watch, bodies=bodies, paths=paths)  # the last is the outermost
     return app

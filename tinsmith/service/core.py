@@ -1,4 +1,4 @@
-"""Service: what every route calls. Requests are journalled, queued, carried out and answered."""
+"""Service: what every route calls; sessions, models and samplers, and the start and end of it all."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import logging
 import shutil
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinsmith.errors import RequestError, ServiceError
-from tinsmith.service import metrics
+from tinsmith.errors import RequestError
+from tinsmith.service.desk import Desk
 from tinsmith.service.engine.backend import (
-    AdamSpec,
     Backend,
     LoraSpec,
     ModelInfo,
@@ -26,19 +25,13 @@ from tinsmith.service.engine.backend import (
 )
 from tinsmith.service.engine.checks import check_sample
 from tinsmith.service.engine.sources import served_by_default
-from tinsmith.service.futures import Completion, Entry, FutureTable, LogKey
 from tinsmith.service.keeper import Keeper
 from tinsmith.service.ops import (
-    Create,
     Drop,
     Freeze,
-    Load,
     Op,
     OpKind,
     Outcome,
-    Pass,
-    Payload,
-    Sample,
 )
 from tinsmith.service.recovery import Recovery
 from tinsmith.service.requests import create_of
@@ -46,9 +39,7 @@ from tinsmith.service.store.catalog import Catalog
 from tinsmith.service.store.checkpoints import SCHEME, CheckpointShelf
 from tinsmith.service.store.rows import (
     Checkpoint,
-    FutureRow,
     ModelRow,
-    ResultRow,
     SamplerRow,
     SessionRow,
 )
@@ -69,13 +60,10 @@ from tinsmith.service.tenants import (
     Tenants,
     spec_fields,
 )
-from tinsmith.service.wire.compat import CLONE_STRIDE
 from tinsmith.service.worker import Worker
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING_SAMPLES = 20_000
-MAX_QUEUED_BYTES = 2 << 30
 COPIES_SHARE_OF_DISK = 4  # of what is free, for samplers without a name
 
 
@@ -91,7 +79,7 @@ class SessionFacts:
 
 
 class Service:
-    """Methods are for the event loop; the worker thread answers through `_finish`."""
+    """All methods are for the event loop."""
 
     def __init__(
         self,
@@ -122,21 +110,18 @@ class Service:
         self.tenants = Tenants(self.store, self.shelf, self._snapshots.copies)
         copies_bytes = shutil.disk_usage(directory).free // COPIES_SHARE_OF_DISK
         self.keeper = Keeper(self._snapshots, self.store, copies_bytes)
+        self.desk = Desk(self.store, self.tenants, clock)
         self._worker = Worker(
             backend,
             self.shelf,
             self.keeper,
-            self._finish,
+            self.desk.finish,
             adapter_bytes or backend.adapter_budget(),
         )
         self._infos: dict[str, ModelInfo] = {}
         self._last_request = clock()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._futures = FutureTable()
-        self._queued_bytes = 0
-        self._queued: dict[str, tuple[int, float]] = {}  # bytes in memory, since when
         self._sweeping: asyncio.Task[None] | None = None
-        self._closed = False
 
     # life
 
@@ -147,20 +132,13 @@ class Service:
             self.store, self.tenants, self.shelf, self._snapshots, self._backend, self._worker
         )
         found = await asyncio.to_thread(recovery.run, self._clock())
-        rows = [_result_row(future_id, outcome) for future_id, outcome in found.answers]
-        await asyncio.wrap_future(self.store.finish_futures(rows))
-        metrics.count("tinsmith_replayed_ops_total", len(found.ops))
-        for op in found.ops:
-            if not op.again:
-                self._futures.add(op, _log_key(op)).acknowledged.set_result(True)
-            self._worker.submit(op)
+        await self.desk.open(self._worker, found.ops, found.answers)
         self._worker.start()
         self._sweeping = asyncio.create_task(sweep_forever(self.sweep, pause(self._idle_seconds)))
 
     def begin_close(self) -> None:
         """Takes no more requests, and lets long polls go, so that their connections can end."""
-        self._closed = True
-        self._futures.close()
+        self.desk.close()
 
     async def close(self) -> None:
         """Finishes what is queued, as far as the time for it goes; the rest is in the journal."""
@@ -191,7 +169,7 @@ class Service:
         """Bytes that are set aside, by what for."""
         report = self._backend.memory_report()
         sizes = {what: size for what, size in report.items() if isinstance(size, int)}
-        return {**sizes, "queued_requests": self._queued_bytes}
+        return {**sizes, "queued_requests": self.desk.queued_bytes}
 
     async def sweep(self) -> None:
         now = self._clock()
@@ -199,6 +177,7 @@ class Service:
         for session_id in stale_sessions(live, now):
             session = self.tenants.sessions[session_id]
             await self._end_session(session, "lost", "no heartbeat for a long time")
+        self.tenants.forget_ended()
         self.store.prune_futures(time.time() - RESULT_SECONDS)
         await asyncio.to_thread(self.catalog.remove_expired, time.time())
         if is_idle(self._last_request, self._worker.busy, now, self._idle_seconds):
@@ -240,11 +219,12 @@ class Service:
 
     async def _end_session(self, session: Session, reason: str, detail: str | None) -> None:
         models, samplers = self.tenants.end_session(session, detail or reason)
-        self._futures.close_logs(samplers)
+        self.desk.forget(samplers)
         # First: should the service die now, nobody would speak for what is left.
         await asyncio.wrap_future(
             self.store.finish_session(session.id, reason, detail, time.time())
         )
+        session.stored = True
         for model in models:
             copies = tuple(self.store.copies(model))
             self._drop(model, Drop(f"the session is over ({detail or reason})", copies))
@@ -286,7 +266,10 @@ class Service:
         """The future and the id of a new model; the same number again gives the same model."""
         session = self.tenants.session(session_id, self._clock())
         model_id = f"{session.id}:train:{number}"
-        if self.tenants.live_model(model_id) is None and self.store.model(model_id) is None:
+        known = self.tenants.live_model(model_id)
+        if known is not None:
+            spec = known.spec  # of the first request with this number, seed included
+        elif self.store.model(model_id) is None:
             info = await self.describe(spec.base_model)
             self.tenants.add_model(Model(model_id, session.id, spec, info))
             row = ModelRow(
@@ -294,7 +277,7 @@ class Service:
             )
             await asyncio.wrap_future(self.store.add_model(row))
         create = create_of(body, spec, self.shelf)
-        return await self.submit(OpKind.CREATE, model_id, 0, create, body), model_id
+        return await self.desk.submit(OpKind.CREATE, model_id, 0, create, body), model_id
 
     async def unload(self, model_id: str) -> str:
         """Lets a model go; its checkpoints and samplers stay. The future is finished at once."""
@@ -302,12 +285,8 @@ class Service:
         self.tenants.drop_model(model)
         await asyncio.wrap_future(self.store.drop_model(model_id, "unloaded by its client"))
         self._drop(model_id, Drop("it was unloaded"))
-        future_id = f"{model_id}/unload"
-        row = FutureRow(future_id, OpKind.DROP, -1, time.time(), model_id=model_id)
-        await asyncio.wrap_future(self.store.add_future(row))
         done = Outcome.json({"model_id": model_id, "type": "unload_model"})
-        await asyncio.wrap_future(self.store.finish_futures([_result_row(future_id, done)]))
-        return future_id
+        return await self.desk.answered(f"{model_id}/unload", OpKind.DROP, model_id, done)
 
     # samplers
 
@@ -339,7 +318,7 @@ class Service:
             self.tenants.add_sampler(sampler)
             row = SamplerRow(sampler_id, model.session, base_model, time.time(), model_id=model.id)
             await asyncio.wrap_future(self.store.add_sampler(row))
-        return await self.submit(OpKind.FREEZE, model.id, seq_id, freeze, body)
+        return await self.desk.submit(OpKind.FREEZE, model.id, seq_id, freeze, body)
 
     async def join_sampler(self, sampler_id: str) -> int:
         self.sampler(sampler_id)
@@ -347,56 +326,6 @@ class Service:
         if number is None:
             raise RequestError(f"there is no sampler {sampler_id}.", status=404)
         return number
-
-    # futures
-
-    async def submit(
-        self, kind: OpKind, model_id: str, seq_id: int, payload: Payload, body: bytes
-    ) -> str:
-        """Queues a model's op; the same (model, seq_id) again gives the same future."""
-        future_id = f"{model_id}/{seq_id}"
-        model = self.tenants.live_model(model_id)
-        if model is not None and seq_id in model.refused:
-            raise RequestError(
-                f"seq_id {seq_id} was used for a request that was refused; go on with the next number."
-            )
-        op = Op(future_id, kind, model_id, seq_id, payload)
-        row = FutureRow(future_id, kind, seq_id, time.time(), model_id=model_id, payload=body)
-        return await self._submit(op, row, None)
-
-    async def refuse(self, model_id: str, seq_id: int, reason: str) -> None:
-        """The request with this number was refused: the client goes on with the next number."""
-        model = self.tenants.live_model(model_id)
-        future_id = f"{model_id}/{seq_id}"
-        if model is None or self.tenants.sessions[model.session].owner != CALLER.get():
-            return
-        if not 0 < seq_id < 2**63 or self._futures.get(future_id) or self.store.known(future_id):
-            return
-        model.refused.add(seq_id)
-        self._worker.skip(model_id, seq_id)
-        # A restart must not wait for this number either.
-        row = FutureRow(future_id, OpKind.REFUSED, seq_id, time.time(), model_id=model_id)
-        await asyncio.wrap_future(self.store.add_future(row))
-        refused = _result_row(future_id, Outcome.failure(reason, "user", ran=False))
-        await asyncio.wrap_future(self.store.finish_futures([refused]))
-
-    async def submit_sample(
-        self, sampler: Sampler, seq_id: int, sample: Sample, body: bytes
-    ) -> str:
-        """Queues a sample; the same (sampler, seq_id) again gives the same future."""
-        future_id = f"{sampler.id}/{seq_id}"
-        self._check_samples()
-        op = Op(future_id, OpKind.SAMPLE, None, seq_id, sample)
-        row = FutureRow(
-            future_id, OpKind.SAMPLE, seq_id, time.time(), sampler_id=sampler.id, payload=body
-        )
-        return await self._submit(op, row, _log_key(op))
-
-    def _check_samples(self) -> None:
-        if self._worker.waiting_samples >= MAX_WAITING_SAMPLES:
-            raise RequestError(
-                f"{MAX_WAITING_SAMPLES} samples are waiting already; ask again in a moment.", 429
-            )
 
     async def target(self, name: str) -> Sampler:
         """What samples can be asked of without a session: a base model or a checkpoint's path."""
@@ -408,197 +337,8 @@ class Service:
     async def generate(
         self, sampler: Sampler, job: SampleJob
     ) -> AsyncGenerator[Partial | SampleResult]:
-        """A sample that is not journalled: its parts as they come (if asked for), then the result."""
-        if self._closed or self.loop is None:
-            raise ServiceError("the service is stopping; ask again when it is back.")
-        self._check_samples()
+        """A sample without a session or a journal: its parts as they come, then the result."""
         check_sample(job, await self.describe(sampler.base_model))
-        news: asyncio.Queue[Partial | SampleResult | Exception] = asyncio.Queue()
-        loop = self.loop
-
-        def listener(item: Partial | SampleResult | Exception) -> None:
-            loop.call_soon_threadsafe(news.put_nowait, item)
-
-        sample = Sample(job, sampler.source, listener=listener)
-        op = Op(f"{CALLER.get()}:direct:{uuid.uuid4()}", OpKind.SAMPLE, None, None, sample)
-        self._worker.submit(op)
-        item = None
-        try:
-            while not isinstance(item, (SampleResult, Exception)):
-                item = await news.get()
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-        finally:
-            if not isinstance(item, (SampleResult, Exception)):
-                self._worker.cancel(op)
-
-    async def _submit(self, op: Op, row: FutureRow, key: LogKey | None) -> str:
-        if self._closed:
-            raise ServiceError("the service is stopping; ask again when it is back.")
-        entry = self._futures.get(op.future_id)
-        if entry is not None:
-            await asyncio.shield(entry.acknowledged)
-            return self._same(entry, op)
-        self._check_room(op, row)
-        entry = self._futures.add(op, key)
-        try:
-            with metrics.timed("tinsmith_submit_seconds", kind=op.kind):
-                new = await asyncio.wrap_future(self.store.add_future(row))
-        except BaseException as error:
-            self._futures.remove([op.future_id])
-            self._queued_bytes -= self._queued.pop(op.future_id, (0, 0.0))[0]
-            if not entry.acknowledged.done():
-                entry.acknowledged.set_exception(error)
-                entry.acknowledged.exception()  # it may be that nobody else waits for it
-            raise
-        entry.acknowledged.set_result(True)
-        if new:
-            self._worker.submit(op)
-        else:  # of an earlier process: its answer is in the store
-            self._futures.remove([op.future_id])
-            self._queued_bytes -= self._queued.pop(op.future_id, (0, 0.0))[0]
-        return op.future_id
-
-    def _check_room(self, op: Op, row: FutureRow) -> None:
-        """Requests that wait are in memory: too many of them are asked to come back later."""
-        size = len(row.payload or b"")
-        if isinstance(op.payload, (Pass, Sample)):
-            size += op.payload.nbytes
-        if self._queued and self._queued_bytes + size > MAX_QUEUED_BYTES:
-            raise RequestError("too much is waiting already; ask again in a moment.", 429)
-        self._queued[row.id] = (size, time.perf_counter())
-        self._queued_bytes += size
-
-    def _same(self, entry: Entry, op: Op) -> str:
-        if entry.op.kind is not op.kind:
-            raise RequestError(
-                f"seq_id {op.seq_id} was used for {entry.op.kind} already and cannot be used for "
-                f"{op.kind}; number the requests of a client 1, 2, 3, ..."
-            )
-        return op.future_id
-
-    async def result(self, future_id: str, seconds: float) -> Outcome | None:
-        """The outcome, waited for up to `seconds`; None when there is none yet."""
-        self.tenants.check_owner(future_id, self._clock())
-        entry = self._futures.get(future_id)
-        if entry is not None:
-            return await self._futures.wait(entry, seconds)
-        row = self.store.result(future_id)
-        if row is None:
-            raise RequestError(
-                f"there is no future {future_id}; its result was fetched or is too old.", status=404
-            )
-        return _outcome(row)
-
-    async def finished(
-        self, sampler_id: str, clone: int, cursor: int, seconds: float
-    ) -> tuple[list[Completion], int]:
-        """Which samples of one client finished after `cursor`; waits until there are some."""
-        self.sampler_exists(sampler_id)
-        key = LogKey(sampler_id, clone)
-        if self._futures.open_log(key):
-            # A client that polls from before a restart must hear of what ended with it.
-            first = clone * CLONE_STRIDE
-            for row in self.store.results_of_sampler(sampler_id, first, first + CLONE_STRIDE):
-                if self._futures.get(row.id) is None:
-                    self._futures.complete(key, row.id, _outcome(row))
-        return await self._futures.completions(key, cursor, seconds)
-
-    def sampler_exists(self, sampler_id: str) -> None:
-        """Results can be fetched from samplers whose weights are gone, but not from unknown ones."""
-        self.tenants.check_owner(sampler_id, self._clock())
-        if not self.tenants.has_sampler(sampler_id) and self.store.sampler(sampler_id) is None:
-            raise RequestError(f"there is no sampler {sampler_id}.", status=404)
-
-    def retrieved(self, sampler_id: str, future_ids: Sequence[str]) -> None:
-        """The client has these results; they need not be kept."""
-        self.tenants.check_owner(sampler_id, self._clock())
-        own = [one for one in future_ids if one.startswith(f"{sampler_id}/")]
-        if own:
-            self._futures.remove(own)
-            self.store.delete_futures(own)
-
-    async def cancel(self, future_id: str) -> bool:
-        """Whether there was anything to cancel."""
-        entry = self._futures.get(future_id)
-        if entry is None or entry.outcome is not None:
-            return False
-        try:
-            self.tenants.check_owner(future_id, self._clock())
-        except RequestError:
-            return False  # another's is answered like an unknown one
-        await asyncio.shield(entry.acknowledged)
-        self._worker.cancel(entry.op)
-        return True
-
-    def _finish(self, pairs: Sequence[tuple[Op, Outcome]]) -> Future[None]:
-        """From the worker thread: outcomes go to the store and to whoever waits."""
-        kept = [(op, outcome) for op, outcome in pairs if op.kind is not OpKind.DROP]
-        rows = [
-            _result_row(op.future_id, outcome, keep_payload=outcome.ran and _has_effect(op))
-            for op, outcome in kept
-        ]
-        stored = self.store.finish_futures(rows)
-        stored.add_done_callback(_note_failure)
-        if self.loop is not None and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._resolve, kept)
-        return stored
-
-    def _resolve(self, pairs: Sequence[tuple[Op, Outcome]]) -> None:
-        now = time.perf_counter()
-        for op, outcome in pairs:
-            metrics.count("tinsmith_ops_total", kind=op.kind, outcome=_how(outcome))
-            if (queued := self._queued.pop(op.future_id, None)) is not None:
-                size, since = queued
-                self._queued_bytes -= size
-                metrics.observe("tinsmith_op_seconds", now - since, kind=op.kind)
-        self._futures.resolve(pairs)
-
-
-def _how(outcome: Outcome) -> str:
-    if not outcome.ran:
-        return "cancelled"
-    return "finished" if outcome.error is None else "failed"
-
-
-def _has_effect(op: Op) -> bool:
-    """Whether a model is another after it, so that it counts until that is on disk."""
-    match op.payload:
-        case Pass():
-            return op.payload.backward
-        case Create() | AdamSpec() | Freeze() | Load():
-            return True
-        case _:
-            return False
-
-
-def _log_key(op: Op) -> LogKey | None:
-    """Which client of a sampler wants to hear of it."""
-    if op.kind is not OpKind.SAMPLE:
-        return None
-    return LogKey(op.future_id.rpartition("/")[0], (op.seq_id or 0) // CLONE_STRIDE)
-
-
-def _note_failure(written: Future[None]) -> None:
-    """Results that could not be stored are still in memory, but somebody should know."""
-    error = written.exception()
-    if error is not None:
-        log.error("results were not stored: %s", error)
-
-
-def _result_row(future_id: str, outcome: Outcome, *, keep_payload: bool = False) -> ResultRow:
-    return ResultRow(
-        future_id,
-        outcome.payload,
-        outcome.content_type,
-        time.time(),
-        outcome.error,
-        outcome.category,
-        keep_payload,
-    )
-
-
-def _outcome(row: ResultRow) -> Outcome:
-    category = "user" if row.category == "user" else "server"
-    return Outcome(row.result, row.content_type, row.error, category if row.error else None)
+        async with aclosing(self.desk.generate(sampler, job)) as parts:
+            async for part in parts:
+                yield part

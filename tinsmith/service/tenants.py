@@ -22,6 +22,7 @@ class Session:
     heard_at: float
     owner: str
     finished: str | None = None
+    stored: bool = False  # that it is finished
     models: list[ModelId] = field(default_factory=list[ModelId])
     samplers: set[str] = field(default_factory=set[str])
 
@@ -106,6 +107,11 @@ class Tenants:
         models, samplers = session.models, session.samplers
         session.models, session.samplers = [], set()
         return models, samplers
+
+    def forget_ended(self) -> None:
+        """The store knows of sessions that are over."""
+        for session in [one for one in self.sessions.values() if one.stored]:
+            del self.sessions[session.id]
 
     # models
 

@@ -6,15 +6,18 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from tinsmith.cli import serve
+from tinsmith import connect
+from tinsmith.cli import keys, serve
 from tinsmith.errors import ConfigError
 
 
@@ -82,3 +85,62 @@ def test_ends_by_itself_when_unused(tmp_path: Path) -> None:
     assert "serves" in line
     rest, _ = process.communicate(timeout=30)
     assert (process.returncode, rest) == (0, "")
+
+
+def test_a_wider_host_needs_a_key(tmp_path: Path) -> None:
+    for options in (["--host", "0.0.0.0"], ["--require-keys"]):
+        with pytest.raises(ConfigError, match=f"tinsmith keys create NAME --directory {tmp_path}"):
+            serve.run(["--port", "0", "--directory", str(tmp_path), *options])
+
+
+def test_a_host_elsewhere_is_a_sentence(tmp_path: Path) -> None:
+    for host in ("192.0.2.1", "no such host"):
+        with pytest.raises(ConfigError, match="not an address of this machine"):
+            serve.run(["--port", "0", "--directory", str(tmp_path), "--host", host])
+
+
+def test_help_explains_memory_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.run(["--help"]) == 0
+    said = capsys.readouterr().out
+    for word in ("Who may ask", "Memory", "Disk", "Limits", "Logs", "/metrics", "--max-body"):
+        assert word in said
+    assert max(map(len, said.splitlines())) <= 105
+
+
+def test_a_service_for_others_asks_for_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TINSMITH_HOME", str(tmp_path))
+    assert keys.run(["create", "laptop"]) == 0
+    key = capsys.readouterr().out.strip()
+    options = ("--host", "0.0.0.0", "--threads", "1", "--log-format", "json", "--log-level", "info")
+    process, line = start(tmp_path, *options)
+    assert "requests need a key" in line
+    facts = json.loads((tmp_path / "service.json").read_text())
+    assert facts["keys"] is True
+    assert stat.S_IMODE((tmp_path / "service.json").stat().st_mode) == 0o600
+    with urllib.request.urlopen(f"{facts['url']}/api/v1/healthz") as answer:
+        assert "token" not in json.load(answer)
+    url = f"{facts['url']}/api/v1/get_server_capabilities"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(url)
+    request = urllib.request.Request(url, headers={"X-API-Key": key, "X-Request-Id": "mine"})
+    with urllib.request.urlopen(request) as answer:
+        assert answer.headers["x-request-id"] == "mine"
+
+    # A program of this machine finds it, and needs a key as well.
+    with pytest.raises(ConfigError, match="tinsmith keys create"):
+        connect._local_key(connect.find_or_start())
+    monkeypatch.setenv("TINKER_API_KEY", key)
+    assert connect._local_key(connect.find_or_start()) == key
+    assert keys.run(["revoke", "1"]) == 0
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request)
+
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    lines = [json.loads(line) for line in rest.splitlines()]
+    mine = next(line for line in lines if line.get("request_id") == "mine")
+    assert (mine["owner"], mine["status"], mine["level"]) == ("laptop", "200", "info")
+    assert key not in rest

@@ -77,12 +77,12 @@ async def service(backend: Gated, clock: list[float], tmp_path: Path) -> AsyncIt
 async def new_model(service: Service) -> tuple[str, str]:
     session = await service.open_session(SessionFacts([], {}))
     future, model = await service.create_model(session, 0, SPEC, {}, b"{}")
-    assert (await service.result(future, SECONDS)) is not None
+    assert (await service.desk.result(future, SECONDS)) is not None
     return session, model
 
 
 async def optim(service: Service, model: str, seq_id: int) -> str:
-    return await service.submit(OpKind.OPTIM, model, seq_id, AdamSpec(), b"")
+    return await service.desk.submit(OpKind.OPTIM, model, seq_id, AdamSpec(), b"")
 
 
 def sample(max_tokens: int = 4) -> Sample:
@@ -98,19 +98,19 @@ async def test_the_same_number_is_the_same_future(service: Service, backend: Gat
     _, model = await new_model(service)
     same = await asyncio.gather(*(optim(service, model, 1) for _ in range(5)))
     assert len(set(same)) == 1
-    assert await service.result(same[0], SECONDS)
+    assert await service.desk.result(same[0], SECONDS)
     assert backend.calls.count("optim") == 1
     with pytest.raises(RequestError, match="seq_id 1"):
-        await service.submit(OpKind.PASS, model, 1, passing(1), b"")
+        await service.desk.submit(OpKind.PASS, model, 1, passing(1), b"")
 
 
 async def test_a_gap_is_held(service: Service, backend: Gated) -> None:
     _, model = await new_model(service)
     later = await optim(service, model, 2)
-    assert await service.result(later, 0.0) is None
+    assert await service.desk.result(later, 0.0) is None
     assert backend.calls == []
     await optim(service, model, 1)
-    assert await service.result(later, SECONDS)
+    assert await service.desk.result(later, SECONDS)
     assert backend.calls == ["optim", "optim"]
 
 
@@ -120,11 +120,11 @@ async def test_decoding_goes_on_between_micro_batches(service: Service, backend:
     backend.optim_gate.clear()
     await optim(service, model, 1)
     await asyncio.to_thread(backend.started.wait, SECONDS)  # so that all that follows is queued
-    passed = await service.submit(OpKind.PASS, model, 2, passing(16), b"")
-    sampled = await service.submit_sample(sampler, 0, sample(max_tokens=30), b"")
+    passed = await service.desk.submit(OpKind.PASS, model, 2, passing(16), b"")
+    sampled = await service.desk.submit_sample(sampler, 0, sample(max_tokens=30), b"")
     backend.optim_gate.set()
-    assert await service.result(passed, SECONDS)
-    assert await service.result(sampled, SECONDS)
+    assert await service.desk.result(passed, SECONDS)
+    assert await service.desk.result(sampled, SECONDS)
     first, last = (
         backend.calls.index("pass"),
         len(backend.calls) - backend.calls[::-1].index("pass"),
@@ -138,40 +138,40 @@ async def test_waiting_and_running_work_can_be_cancelled(service: Service, backe
     backend.optim_gate.clear()
     await optim(service, model, 1)
     waiting = await optim(service, model, 2)
-    queued = await service.submit_sample(sampler, 0, sample(), b"")
-    assert await service.cancel(waiting)
-    assert await service.cancel(queued)
+    queued = await service.desk.submit_sample(sampler, 0, sample(), b"")
+    assert await service.desk.cancel(waiting)
+    assert await service.desk.cancel(queued)
     backend.optim_gate.set()
     last = await optim(service, model, 3)
     for one in (waiting, queued):
-        outcome = await service.result(one, SECONDS)
+        outcome = await service.desk.result(one, SECONDS)
         assert outcome is not None
         assert outcome.error == "cancelled by the client."
-    assert await service.result(last, SECONDS)
+    assert await service.desk.result(last, SECONDS)
     assert backend.calls.count("optim") == 2
-    assert not await service.cancel(last)
-    assert not await service.cancel("unknown")
+    assert not await service.desk.cancel(last)
+    assert not await service.desk.cancel("unknown")
 
 
 async def test_completions_are_told_per_client(service: Service) -> None:
     session, _ = await new_model(service)
     name = await service.create_sampler(session, 0, EMBEDDED_MODEL, None)
     sampler = service.sampler(name)
-    waiting = asyncio.create_task(service.finished(name, 0, 0, SECONDS))
-    mine = await service.submit_sample(sampler, 0, sample(), b"")
-    clones = await service.submit_sample(sampler, 3 * CLONE_STRIDE, sample(), b"")
+    waiting = asyncio.create_task(service.desk.finished(name, 0, 0, SECONDS))
+    mine = await service.desk.submit_sample(sampler, 0, sample(), b"")
+    clones = await service.desk.submit_sample(sampler, 3 * CLONE_STRIDE, sample(), b"")
     found, cursor = await waiting
     assert [one.future_id for one in found] == [mine]
-    again, _ = await service.finished(name, 0, 0, SECONDS)
+    again, _ = await service.desk.finished(name, 0, 0, SECONDS)
     assert [one.future_id for one in again] == [mine], "an answer that got lost can be asked again"
-    nothing, same = await service.finished(name, 0, cursor, 0.0)
+    nothing, same = await service.desk.finished(name, 0, cursor, 0.0)
     assert (nothing, same) == ([], cursor)
-    others, _ = await service.finished(name, 3, 0, SECONDS)
+    others, _ = await service.desk.finished(name, 3, 0, SECONDS)
     assert [one.future_id for one in others] == [clones]
-    service.retrieved(name, [mine, clones, "somebody/else"])
+    service.desk.retrieved(name, [mine, clones, "somebody/else"])
     await service.open_session(SessionFacts([], {}))  # writes are in order: the deletion is done
     with pytest.raises(RequestError, match="no future"):
-        await service.result(mine, 0.0)
+        await service.desk.result(mine, 0.0)
 
 
 async def test_a_sessions_end_lets_its_models_go(service: Service, backend: Gated) -> None:
@@ -180,8 +180,8 @@ async def test_a_sessions_end_lets_its_models_go(service: Service, backend: Gate
     held = await optim(service, model, 5)
     await service.finish_session(session, "success")
     await service.finish_session(session, "errored")
-    done = await service.result(queued, SECONDS)
-    gone = await service.result(held, SECONDS)
+    done = await service.desk.result(queued, SECONDS)
+    gone = await service.desk.result(held, SECONDS)
     assert done is not None
     assert done.error is None
     assert gone is not None
@@ -218,7 +218,7 @@ async def test_silent_sessions_are_swept_and_idleness_is_told(
 async def test_closing_wakes_those_who_wait(service: Service, backend: Gated) -> None:
     _, model = await new_model(service)
     held = await optim(service, model, 9)
-    waiting = asyncio.create_task(service.result(held, SECONDS))
+    waiting = asyncio.create_task(service.desk.result(held, SECONDS))
     await asyncio.sleep(0)
     service.begin_close()
     assert await asyncio.wait_for(waiting, SECONDS) is None
@@ -233,10 +233,10 @@ async def test_a_model_that_cannot_be_made_fails_all_that_follows(tmp_path: Path
     await service.start()
     session = await service.open_session(SessionFacts([], {}))
     created, model = await service.create_model(session, 0, SPEC, {}, b"{}")
-    first = await service.result(created, SECONDS)
+    first = await service.desk.result(created, SECONDS)
     assert first is not None
     assert first.category == "server"
-    second = await service.result(await optim(service, model, 1), SECONDS)
+    second = await service.desk.result(await optim(service, model, 1), SECONDS)
     assert second is not None
     assert "no memory" in (second.error or "")
     await service.close()

@@ -36,7 +36,7 @@ class Interrupted(FakeBackend):
 
 
 async def done(service: Service, future: str) -> Outcome:
-    outcome = await service.result(future, SECONDS)
+    outcome = await service.desk.result(future, SECONDS)
     assert outcome is not None
     return outcome
 
@@ -54,11 +54,11 @@ def passing(items: int) -> Pass:
 
 
 async def submit_pass(service: Service, model: str, seq_id: int, items: int) -> str:
-    return await service.submit(OpKind.PASS, model, seq_id, passing(items), b"{}")
+    return await service.desk.submit(OpKind.PASS, model, seq_id, passing(items), b"{}")
 
 
 async def step(service: Service, model: str, seq_id: int) -> float:
-    future = await service.submit(OpKind.OPTIM, model, seq_id, AdamSpec(), b"{}")
+    future = await service.desk.submit(OpKind.OPTIM, model, seq_id, AdamSpec(), b"{}")
     outcome = await done(service, future)
     assert outcome.error is None, outcome.error
     return orjson.loads(outcome.payload)["metrics"]["unclipped_grad_l2:mean"]
@@ -74,7 +74,7 @@ async def copy_of(service: Service, model_id: str, seq_id: int, number: int) -> 
 async def sample(service: Service, sampler_id: str, seq_id: int) -> str:
     sampler = service.sampler(sampler_id)
     job = SampleJob(EMBEDDED_MODEL, sampler.weights, (1, 2), max_tokens=2, stop=(), seed=3)
-    return await service.submit_sample(sampler, seq_id, Sample(job, sampler.source), b"{}")
+    return await service.desk.submit_sample(sampler, seq_id, Sample(job, sampler.source), b"{}")
 
 
 async def interrupted_norm(directory: Path, adapter_bytes: int) -> float:
@@ -143,7 +143,7 @@ async def test_a_damaged_parked_model_is_a_sentence_and_others_go_on(
             case _:
                 file.unlink()
     for seq_id in (2, 3):  # every request is answered, not only the first
-        future = await service.submit(OpKind.OPTIM, parked, seq_id, AdamSpec(), b"{}")
+        future = await service.desk.submit(OpKind.OPTIM, parked, seq_id, AdamSpec(), b"{}")
         outcome = await done(service, future)
         assert outcome.error is not None
         assert parked in outcome.error or "saved state" in outcome.error

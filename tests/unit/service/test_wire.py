@@ -112,6 +112,41 @@ def test_the_sdk_reads_our_results() -> None:
     assert sampled.prompt_cache_hit_tokens == 7
 
 
+def test_scores_are_read_by_the_sdk() -> None:
+    topk = proto.WireTokens(np.asarray([[7, 5]]), np.asarray([[-0.5, -1.0]], np.float32), empty=2)
+    layout = (np.asarray([0, 0, 2]), np.asarray([0, 2]))
+    scores = proto.WireScores(
+        topk, np.asarray([[0, 0, 0], [-1, 0, -3]], np.float32), layout, proto.WireTokens(
+            np.asarray([[3], [4]]), np.asarray([[-3.0], [-4.0]], np.float32)
+        ),
+    )  # fmt: skip
+    alone = proto.WireTokens(topk.tokens, topk.logprobs)
+    sequences = [proto.WireSequence([5], [-1.0], "stop", alone)]
+    sampled = response_conv.deserialize_sample_response(
+        proto.encode_sample(sequences, None, 0, scores)
+    )
+    assert sampled.prompt_logprobs is None
+    assert sampled.topk_prompt_logprobs == [None, None, [(7, -0.5), (5, -1.0)]]
+    assert sampled.sequences[0].topk_logprobs == [[(7, -0.5), (5, -1.0)]]
+    targets, alt = sampled.target_prompt_logprobs, sampled.prompt_alt_tokens
+    assert targets is not None
+    assert (targets.data, targets.shape, targets.sparse_col_indices) == ([-1, -3], [2, 3], [0, 2])
+    assert alt is not None
+    assert (alt.tokens.tolist(), alt.logprobs.tolist()) == ([[3], [4]], [[-3.0], [-4.0]])
+
+
+def test_sparse_tables_cannot_fill_the_memory_together(monkeypatch) -> None:
+    monkeypatch.setattr(tensors, "MAX_DENSE_ELEMENTS", 1000)
+    table = tinker.TensorData(
+        data=[1.0], dtype="float32", shape=[1, 400], sparse_crow_indices=[0, 1],
+        sparse_col_indices=[7],
+    )  # fmt: skip
+    one = tinker.Datum(model_input=tinker.ModelInput.from_ints([1]), loss_fn_inputs={"w": table})
+    assert proto.decode_forward_backward(proto.parse_forward_backward(request([one] * 2)))
+    with pytest.raises(RequestError, match="up to datum 2 have 1200 cells"):
+        proto.decode_forward_backward(proto.parse_forward_backward(request([one] * 3)))
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

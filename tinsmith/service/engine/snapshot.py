@@ -38,7 +38,9 @@ def capture(adapter: Adapter) -> Callable[[Path], None]:
         try:
             save_file(tensors, to, metadata)
         except SafetensorError as error:
-            raise StorageError(f"{to} could not be written: {error}.") from error
+            raise StorageError(
+                f"{to} could not be written: {error}; free some space there, or make it writable."
+            ) from error
 
     return write
 

@@ -36,7 +36,7 @@ async def _as_asked(request: Request, outcome: Outcome) -> Response:
 def routes(service: Service) -> list[Route]:
     async def retrieve_future(request: Request) -> Response:
         asked, _ = await read(request, types.RetrieveFuture)
-        outcome = await service.result(asked.request_id, LONG_POLL_SECONDS)
+        outcome = await service.desk.result(asked.request_id, LONG_POLL_SECONDS)
         if outcome is None:
             again = {
                 "type": "try_again",
@@ -49,9 +49,9 @@ def routes(service: Service) -> list[Route]:
     async def retrieve_futures(request: Request) -> Response:
         asked, _ = await read(request, types.RetrieveFutures)
         target = asked.target
-        service.retrieved(target.sampling_session_id, asked.retrieved_request_ids)
+        service.desk.retrieved(target.sampling_session_id, asked.retrieved_request_ids)
         seconds = min(LONG_POLL_SECONDS, max(asked.timeout or LONG_POLL_SECONDS, 0.0))
-        found, cursor = await service.finished(
+        found, cursor = await service.desk.finished(
             target.sampling_session_id, target.cloned_sampler_id, asked.prev_cursor, seconds
         )
         completions = [
@@ -68,7 +68,7 @@ def routes(service: Service) -> list[Route]:
 
     async def cancel_future(request: Request) -> Response:
         asked, _ = await read(request, types.CancelFuture)
-        return answer({"cancelled": await service.cancel(asked.request_id)})
+        return answer({"cancelled": await service.desk.cancel(asked.request_id)})
 
     return [
         post(

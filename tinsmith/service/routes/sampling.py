@@ -17,7 +17,7 @@ def routes(service: Service) -> list[Route]:
         asked, body = await read(request, types.SampleRequest, data=True)
         sampler = service.sampler(asked.sampling_session_id)
         sample = sample_of(asked, sampler, await service.describe(sampler.base_model))
-        future_id = await service.submit_sample(sampler, asked.seq_id, sample, body)
+        future_id = await service.desk.submit_sample(sampler, asked.seq_id, sample, body)
         sequences = [f"{future_id}/{number}" for number in range(asked.num_samples)]
         return answer({"request_id": future_id, "sample_sequence_ids": sequences})
 

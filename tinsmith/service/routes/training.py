@@ -35,7 +35,7 @@ async def numbered(service: Service, model_id: str, seq_id: int) -> AsyncIterato
         yield model
     except RequestError as error:
         if error.status != 429:  # that one comes again
-            await service.refuse(model_id, seq_id, str(error))
+            await service.desk.refuse(model_id, seq_id, str(error))
         raise
 
 
@@ -59,7 +59,7 @@ async def _use_up_number(service: Service, body: bytes, reason: str) -> None:
         return
     match outline:
         case {"model_id": str(model_id), "seq_id": int(seq_id)}:
-            await service.refuse(model_id, seq_id, reason)
+            await service.desk.refuse(model_id, seq_id, reason)
 
 
 def routes(service: Service) -> list[Route]:
@@ -83,7 +83,7 @@ def routes(service: Service) -> list[Route]:
                 work = await asyncio.to_thread(pass_of, body, model.info)
             else:
                 work = checked_pass(proto.decode_forward_backward(message), model.info)
-            future_id = await service.submit(OpKind.PASS, model_id, seq_id, work, body)
+            future_id = await service.desk.submit(OpKind.PASS, model_id, seq_id, work, body)
         return answer({"request_id": future_id, "model_id": model_id})
 
     async def json_pass(request: Request) -> Response:
@@ -98,14 +98,14 @@ def routes(service: Service) -> list[Route]:
             raise
         async with numbered(service, asked.model_id, asked.seq_id) as model:
             work = checked_pass(asked, model.info)
-            future_id = await service.submit(OpKind.PASS, model.id, asked.seq_id, work, body)
+            future_id = await service.desk.submit(OpKind.PASS, model.id, asked.seq_id, work, body)
         return answer({"request_id": future_id, "model_id": model.id})
 
     async def optim_step(request: Request) -> Response:
         asked, body = await read_numbered(service, request, types.OptimStep)
         async with numbered(service, asked.model_id, asked.seq_id) as model:
             work = optim_of(asked)
-            future_id = await service.submit(OpKind.OPTIM, model.id, asked.seq_id, work, body)
+            future_id = await service.desk.submit(OpKind.OPTIM, model.id, asked.seq_id, work, body)
         return answer({"request_id": future_id, "model_id": model.id})
 
     return [

@@ -27,7 +27,7 @@ def routes(service: Service) -> list[Route]:
         asked, body = await read_numbered(service, request, types.SaveWeights)
         async with numbered(service, asked.model_id, asked.seq_id) as model:
             work = save_of(asked, model, SAVED_AS[kind])
-            future_id = await service.submit(kind, model.id, asked.seq_id, work, body)
+            future_id = await service.desk.submit(kind, model.id, asked.seq_id, work, body)
         return answer({"request_id": future_id, "model_id": model.id})
 
     async def save_weights(request: Request) -> Response:
@@ -45,7 +45,7 @@ def routes(service: Service) -> list[Route]:
             else:
                 kind = OpKind.SAVE_SAMPLER
                 work = save_of(asked, model, SAVED_AS[kind])
-                future_id = await service.submit(kind, model.id, asked.seq_id, work, body)
+                future_id = await service.desk.submit(kind, model.id, asked.seq_id, work, body)
         return answer({"request_id": future_id, "model_id": model.id})
 
     async def load_weights(request: Request) -> Response:
@@ -59,7 +59,7 @@ def routes(service: Service) -> list[Route]:
             )
         async with numbered(service, asked.model_id, asked.seq_id) as model:
             load = load_of(asked, model.spec, service.shelf)
-            future_id = await service.submit(OpKind.LOAD, model.id, asked.seq_id, load, body)
+            future_id = await service.desk.submit(OpKind.LOAD, model.id, asked.seq_id, load, body)
         return answer({"request_id": future_id, "model_id": model.id})
 
     async def create_from(

@@ -207,7 +207,7 @@ class Catalog:
         """Removes a checkpoint and its files. Samplers that hold it in memory go on."""
         checkpoint, _ = self.own(text, owner)
         self._shelf.remove(checkpoint)
-        self.audit.add(owner, "checkpoint_delete", checkpoint.path)
+        self.audit.add(owner, "checkpoint_delete", checkpoint.path).result()
 
     def remove_expired(self, now: float) -> int:
         """Removes the checkpoints whose time is over; how many there were."""
@@ -218,7 +218,7 @@ class Catalog:
             checkpoint = self._store.checkpoint(row["path"])
             if checkpoint is not None:
                 self._shelf.remove(checkpoint)
-                self.audit.add(row["owner"], "checkpoint_expire", checkpoint.path)
+                self.audit.add(row["owner"], "checkpoint_expire", checkpoint.path).result()
         return len(rows)
 
     def copy(

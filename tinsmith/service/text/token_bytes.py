@@ -31,9 +31,10 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
     def find(token: int) -> bytes:
         found = known.get(token)
         if found is None:
-            piece = tokenizer.id_to_token(token)
-            found = b"" if piece is None else rule(token, piece)
-            known[token] = found
+            piece = tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
+            if piece is None:  # not remembered: there is no end of them
+                return b""
+            found = known[token] = rule(token, piece)
         return found
 
     return find

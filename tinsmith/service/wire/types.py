@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+)
 from pydantic_core import core_schema
 
 from tinsmith.errors import RequestError
+from tinsmith.service.wire.compat import CLONE_STRIDE
 
 Name = Annotated[str, Field(max_length=1024)]  # of a thing that is looked up
 SeqId = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -16,6 +25,19 @@ Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Ttl = Annotated[int, Field(ge=1, le=10 * 366 * 24 * 3600)]
 T = TypeVar("T", bound="WireModel")
 MOST_ERRORS = 1000
+
+
+def _storable(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        raise ValueError(
+            "it holds a number of more than 64 bits, or is nested too deeply"
+        ) from None
+    return value
+
+
+Metadata = Annotated[dict[str, Any], AfterValidator(_storable)]  # whatever, but it must be kept
 
 
 def _stop_at_first(schema: Any) -> None:
@@ -45,7 +67,7 @@ class WireModel(BaseModel):
 
 class CreateSession(WireModel):
     tags: list[str] = []
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: Metadata | None = None
     sdk_version: str = ""
     project_id: str | None = None
     display_name: str | None = None
@@ -80,7 +102,7 @@ class CreateModel(WireModel):
     session_id: Name
     model_seq_id: SeqId
     base_model: Name
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: Metadata | None = None
     lora_config: LoraConfig | None = None
     optimizer_config: OptimizerConfig = OptimizerConfig()
 
@@ -134,7 +156,7 @@ class LoadWeights(WireModel):
     session_id: Name | None = None
     model_seq_id: SeqId | None = None
     base_model: Name | None = None
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: Metadata | None = None
     optimizer_config: OptimizerConfig = OptimizerConfig()
 
 
@@ -216,12 +238,12 @@ class RetrieveFuture(WireModel):
 class FuturesTarget(WireModel):
     type: Literal["sampling_session"] = "sampling_session"
     sampling_session_id: Name
-    cloned_sampler_id: SeqId = 0
+    cloned_sampler_id: Annotated[int, Field(ge=0, le=2**63 // CLONE_STRIDE - 1)] = 0
 
 
 class RetrieveFutures(WireModel):
     target: FuturesTarget
-    prev_cursor: int = 0
+    prev_cursor: Int64 = 0
     timeout: float | None = None
     retrieved_request_ids: Annotated[list[Name], Field(max_length=100_000)] = []
 
