@@ -104,7 +104,9 @@ def train(url: str, steps: int, seen: Seen) -> Seen:
     seen.answered += 1
     for step in range(steps):
         passes = [
-            trainer.forward_backward([_datum(step, 10 * half + n) for n in range(8)], "cross_entropy")
+            trainer.forward_backward(
+                [_datum(step, 10 * half + n) for n in range(8)], "cross_entropy"
+            )
             for half in range(2)
         ]
         stepped = trainer.optim_step(tinker.AdamParams(learning_rate=0.01, weight_decay=0.01))
@@ -161,7 +163,7 @@ def storm(directory: Path, steps: int, kills: int, seed: int, report: Any = None
     def run() -> None:
         try:
             train(server.url, steps, seen)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - told by the main thread
             failure.append(error)
 
     client = threading.Thread(target=run, daemon=True)

@@ -13,6 +13,7 @@ import tinker
 from tests.contract.conftest import Running, serving
 from tests.contract.data import prompt
 from tinsmith.service import desk, metrics, worker
+from tinsmith.service.core import Service
 from tinsmith.service.engine import sampler
 from tinsmith.service.engine.backend import Finished, Partial
 from tinsmith.service.engine.fake import FakeBackend
@@ -34,7 +35,7 @@ class Pace:
         self.hold_after: str | None = None
         self.released = threading.Event()
         self.finished: list[str] = []  # sessions, in order
-        self.service: core.Service | None = None
+        self.service: Service | None = None
 
     def step(self) -> list[Finished | Partial]:
         assert self.service is not None
