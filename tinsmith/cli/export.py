@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -134,12 +135,18 @@ def _whole_or_not_at_all(out: Path) -> Iterator[Path]:
 
 def _export_adapter(source: Path, to: Path) -> None:
     from tinsmith.service.engine.merge import AdapterFiles
+    from tinsmith.service.engine.sources import find_source, weight_files
     from tinsmith.service.engine.weights import ADAPTER, CONFIG
 
     AdapterFiles.read(source)  # a checkpoint that cannot be read is not copied
     to.mkdir()
-    for name in (CONFIG, ADAPTER):
-        shutil.copyfile(source / name, to / name)
+    shutil.copyfile(source / ADAPTER, to / ADAPTER)
+    config = json.loads((source / CONFIG).read_text())
+    base = find_source(config["base_model_name_or_path"])
+    if not base.hub:  # a name that only tinsmith knows: say where transformers finds the model
+        weight_files(base)
+        config["base_model_name_or_path"] = str(base.directory)
+    (to / CONFIG).write_text(json.dumps(config, indent=2))
 
 
 def _export_merged(source: Path, to: Path, dtype: str) -> None:
@@ -168,7 +175,7 @@ def _how_to_load(out: Path, merged: bool) -> str:
             f"  tokenizer = AutoTokenizer.from_pretrained({where})"
         )
     return (
-        f"{out} holds an adapter. In Python, with its base model loaded as `base`:\n"
-        "  from peft import PeftModel\n"
-        f"  model = PeftModel.from_pretrained(base, {where})"
+        f"{out} holds an adapter. In Python:\n"
+        "  from peft import AutoPeftModelForCausalLM\n"
+        f"  model = AutoPeftModelForCausalLM.from_pretrained({where})"
     )

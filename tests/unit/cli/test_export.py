@@ -69,7 +69,8 @@ def test_an_adapter_for_peft(saved, tmp_path, capsys):
         "adapter_config.json",
         "adapter_model.safetensors",
     }
-    assert "PeftModel.from_pretrained(base, " in capsys.readouterr().out
+    assert "AutoPeftModelForCausalLM.from_pretrained(" in capsys.readouterr().out
+    check(peft.AutoPeftModelForCausalLM.from_pretrained(out, dtype=torch.float32), saved)
     base = transformers.AutoModelForCausalLM.from_pretrained(saved.base, dtype=torch.float32)
     check(peft.PeftModel.from_pretrained(base, out), saved)
 

@@ -49,7 +49,9 @@ def test_rows_come_back_after_reopening(tmp_path: Path) -> None:
     assert found is not None
     assert (found.finished, found.detail, found.finished_at) == ("success", None, 5.0)
     assert found.user_metadata == {"a": [1]}
-    assert again.model(MODEL) == model
+    again_model = again.model(MODEL)
+    assert again_model is not None
+    assert replace(again_model, dropped=None) == model
     assert again.sampler("s1:sample:0") == sampler
     assert again.model("other") is None
     assert [again.join_sampler("s1:sample:0").result() for _ in range(2)] == [1, 2]
@@ -105,6 +107,20 @@ def test_requests_are_kept_until_their_effect_is_on_disk(store: Store) -> None:
     assert store.orphans() == [f"{MODEL}/4"]
     store.prune_futures(100.0).result()
     assert [row.seq_id for row in store.journal(MODEL, -1)] == [4]
+
+
+def test_the_end_of_a_session_lets_its_requests_go(store: Store) -> None:
+    store.add_session(SessionRow("s1", 1.0, 1.0))
+    store.add_model(ModelRow(MODEL, "s1", "base", SPEC, 3.0))
+    store.add_future(replace(future(0), payload=b"request"))
+    store.finish_futures([ResultRow(f"{MODEL}/0", b"r", "t", 5.0, keep_payload=True)])
+    store.finish_session("s1", "success", None, 6.0).result()
+    assert [row.payload for row in store.journal(MODEL, -1)] == [None]
+    model = store.model(MODEL)
+    assert model is not None
+    assert "success" in (model.dropped or "")
+    store.prune_futures(100.0).result()
+    assert store.journal(MODEL, -1) == []
 
 
 def test_one_bad_write_fails_alone(store: Store) -> None:

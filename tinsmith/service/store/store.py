@@ -89,12 +89,20 @@ class Store:
     def finish_session(
         self, session: str, reason: str, detail: str | None, at: float
     ) -> Future[None]:
-        """The first reason given stays."""
-        return self.write(
-            "UPDATE sessions SET finished = ?, detail = ?, finished_at = ?"
-            " WHERE id = ? AND finished IS NULL",
-            (reason, detail, at, session),
-        )
+        """The first reason given stays. Its models are let go: nothing of them has to be done again."""
+
+        def job(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "UPDATE sessions SET finished = ?, detail = ?, finished_at = ?"
+                " WHERE id = ? AND finished IS NULL",
+                (reason, detail, at, session),
+            )
+            for (model,) in connection.execute(
+                "SELECT id FROM models WHERE session_id = ? AND dropped IS NULL", (session,)
+            ).fetchall():
+                _drop_model(connection, model, f"its session is over ({detail or reason})")
+
+        return self._writer.submit(job)
 
     def session(self, session: str) -> SessionRow | None:
         row = self.row("SELECT * FROM sessions WHERE id = ?", (session,))
@@ -133,13 +141,7 @@ class Store:
     def drop_model(self, model: str, reason: str) -> Future[None]:
         """The model is let go; nothing of it has to be done again."""
 
-        def job(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "UPDATE models SET dropped = ? WHERE id = ? AND dropped IS NULL", (reason, model)
-            )
-            connection.execute("UPDATE futures SET payload = NULL WHERE model_id = ?", (model,))
-
-        return self._writer.submit(job)
+        return self._writer.submit(lambda connection: _drop_model(connection, model, reason))
 
     def keep_model(self, model: str, seq_id: int) -> Future[None]:
         """Ops up to this one are on disk as weights, twice; their requests need not be kept."""
@@ -376,6 +378,13 @@ class Store:
         return [
             checkpoint_row(row) for row in self.rows(f"SELECT * FROM checkpoints {clause}", values)
         ]
+
+
+def _drop_model(connection: sqlite3.Connection, model: str, reason: str) -> None:
+    connection.execute(
+        "UPDATE models SET dropped = ? WHERE id = ? AND dropped IS NULL", (reason, model)
+    )
+    connection.execute("UPDATE futures SET payload = NULL WHERE model_id = ?", (model,))
 
 
 def session_row(row: sqlite3.Row) -> SessionRow:
