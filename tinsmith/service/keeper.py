@@ -127,9 +127,11 @@ class Keeper:
                 self._store.keep_model(model, floor).result()
 
         self._keep_copies(model, {})
-        self._attempt(f"the state of {model}", job)
+        done = self._attempt(f"the state of {model}", job)
         with self._lock:
             self._queued[model] -= 1
+            if not done:  # not at every step, while the disk refuses
+                self._seconds[model] = max(self._seconds.get(model, 0.0), 1.0)
 
     def _keep_copies(self, model: ModelId, new: dict[WeightsId, Write]) -> None:
         copies = {**self._unwritten.pop(model, {}), **new}
