@@ -111,11 +111,13 @@ def logprobs_of(trainer: tinker.TrainingClient) -> torch.Tensor:
 
 
 def test_training_runs(rest, trainer, paths):
+    newest = trainer.save_state("newest", overwrite=True).result().path
+    sampled = trainer.save_weights_for_sampler("newest").result().path
     run = rest.get_training_run(trainer.model_id).result()
     assert (run.base_model, run.is_lora, run.lora_rank) == (EMBEDDED_MODEL, True, 8)
     assert run.user_metadata == {"renderer_name": "role_colon"}
-    assert run.last_checkpoint.tinker_path == paths["weights"]
-    assert run.last_sampler_checkpoint.tinker_path == paths["sampler_weights"]
+    assert run.last_checkpoint.tinker_path == newest
+    assert run.last_sampler_checkpoint.tinker_path == sampled
     assert abs(datetime.now(UTC) - run.last_request_time) < timedelta(minutes=5)
     assert rest.get_training_run_by_tinker_path(paths["weights"]).result() == run
     listed = rest.list_training_runs().result()

@@ -11,7 +11,13 @@ import pytest
 
 from tinsmith.runs import process
 
-POLITE = "import time; print('up', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('saved', flush=True)"
+# A shell that starts something in the background has it ignore interrupts, so they are asked for.
+POLITE = (
+    "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "print('up', flush=True)\n"
+    "try: time.sleep(60)\n"
+    "except KeyboardInterrupt: print('saved', flush=True)"
+)
 DEAF = (
     "import signal, subprocess, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
