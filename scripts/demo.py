@@ -21,8 +21,14 @@ START, GOAL = 0.45, 0.90
 
 
 def main(seeds: list[str]) -> int:
-    runs_directory().mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="demo-", dir=runs_directory()))
+    try:
+        runs_directory().mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="demo-", dir=runs_directory()))
+    except OSError as error:
+        print(
+            f"{runs_directory()} cannot be written: {error.strerror}; set TINSMITH_HOME to a place that can."
+        )
+        return 2
     curves: list[str] = []
     good = True
     for seed in seeds:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from tinsmith.errors import StorageError
+
 MOODS = (
     "able amber apt bold brave bright brisk calm clear clever copper crisp deft early easy fair "
     "fine firm fond frank fresh gentle glad golden grand green handy happy hardy honest humble "
@@ -26,7 +28,17 @@ TRIES = 50
 
 def claim_directory(generator: random.Random, runs: Path) -> Path:
     """Make a run directory under `runs` with a name no other run has, even one that starts right now."""
-    runs.mkdir(parents=True, exist_ok=True)
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        return _claim(generator, runs)
+    except OSError as error:
+        raise StorageError(
+            f"no run can be recorded in {runs}: {error.strerror}; set TINSMITH_HOME or TINSMITH_RUNS to "
+            "a directory that can be written, or give log_path."
+        ) from error
+
+
+def _claim(generator: random.Random, runs: Path) -> Path:
     name = ""
     for _ in range(TRIES):
         name = f"{generator.choice(MOODS.split())}-{generator.choice(THINGS.split())}"

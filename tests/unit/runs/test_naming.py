@@ -6,6 +6,9 @@ import random
 import re
 from pathlib import Path
 
+import pytest
+
+from tinsmith.errors import StorageError
 from tinsmith.runs import naming
 
 
@@ -32,3 +35,9 @@ def test_no_name_is_given_twice(tmp_path: Path) -> None:
 def test_names_are_numbered_when_the_plain_ones_run_out(tmp_path: Path) -> None:
     names = [naming.claim_directory(Stuck(), tmp_path).name for _ in range(3)]
     assert names[1:] == [f"{names[0]}-2", f"{names[0]}-3"]
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="TINSMITH_HOME"):
+        naming.claim_directory(random.Random(7), tmp_path / "file" / "runs")
