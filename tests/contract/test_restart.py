@@ -15,6 +15,7 @@ import tinker
 
 from tests.contract.conftest import BackendFactory, Running, serving
 from tests.contract.data import datum
+from tinsmith.service.engine.fake import FakeBackend
 from tinsmith.service.engine.torch_backend import TorchBackend
 from tinsmith.settings import EMBEDDED_MODEL
 
@@ -176,6 +177,27 @@ def test_without_any_good_state_the_model_says_where_to_go_on(
         resumed = again.client().create_training_client_from_state_with_optimizer(saved)
         found = resumed.forward([datum()], "cross_entropy").result().metrics["loss:sum"]
         assert found == pytest.approx(loss)
+
+
+def test_a_base_model_that_is_away_costs_nothing(tokenizer_directory: Path, tmp_path: Path) -> None:
+    def engine(*names: str) -> FakeBackend:
+        return FakeBackend(names=names, directory=tokenizer_directory)
+
+    with serving(engine(EMBEDDED_MODEL, "away"), tmp_path) as running:
+        trainer = running.client().create_lora_training_client("away", rank=4)
+        model = trainer.get_info().model_id
+        step(trainer)
+        waiting = post(running, "optim_step", model_id=model, seq_id=4).json()
+    with serving(engine(EMBEDDED_MODEL), tmp_path) as without:
+        refused = post(without, "optim_step", model_id=model, seq_id=3)
+        assert refused.status_code == 404
+        assert "no base model" in refused.json()["detail"]
+        asked = post(without, "retrieve_future", request_id=waiting["request_id"])
+        assert "no base model" in asked.json()["detail"]
+    with serving(engine(EMBEDDED_MODEL, "away"), tmp_path) as again:
+        assert fetch(again, post(again, "optim_step", model_id=model, seq_id=3)).json()["metrics"]
+        done = post(again, "retrieve_future", request_id=waiting["request_id"])
+        assert done.json()["metrics"]
 
 
 def test_a_loaded_checkpoint_may_be_deleted(engine: BackendFactory, tmp_path: Path) -> None:

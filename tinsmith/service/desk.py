@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 
-from tinsmith.errors import RequestError, ServiceError
+from tinsmith.errors import RequestError, ServiceError, StorageError
 from tinsmith.service import metrics
 from tinsmith.service.engine.backend import AdamSpec, Partial, SampleJob, SampleResult
 from tinsmith.service.futures import Completion, Entry, FutureTable, LogKey
@@ -159,23 +159,28 @@ class Desk:
             return self._same(entry, op)
         self._check_room(op, row)
         entry = self._futures.add(op, key)
+        # Whoever asked may go away meanwhile; what is journalled must be queued all the same.
+        await asyncio.shield(asyncio.ensure_future(self._journal(worker, op, row, entry)))
+        return op.future_id
+
+    async def _journal(self, worker: Worker, op: Op, row: FutureRow, entry: Entry) -> None:
         try:
             with metrics.timed("tinsmith_submit_seconds", kind=op.kind):
                 new = await asyncio.wrap_future(self._store.add_future(row))
-        except BaseException as error:
-            self._futures.remove([op.future_id])
-            self.queued_bytes -= self._queued.pop(op.future_id, (0, 0.0))[0]
-            if not entry.acknowledged.done():
-                entry.acknowledged.set_exception(error)
-                entry.acknowledged.exception()  # it may be that nobody else waits for it
+        except StorageError as error:
+            self._forget_queued(op)
+            entry.acknowledged.set_exception(error)
+            entry.acknowledged.exception()  # it may be that nobody else waits for it
             raise
         entry.acknowledged.set_result(True)
         if new:
             worker.submit(op)
         else:  # of an earlier process: its answer is in the store
-            self._futures.remove([op.future_id])
-            self.queued_bytes -= self._queued.pop(op.future_id, (0, 0.0))[0]
-        return op.future_id
+            self._forget_queued(op)
+
+    def _forget_queued(self, op: Op) -> None:
+        self._futures.remove([op.future_id])
+        self.queued_bytes -= self._queued.pop(op.future_id, (0, 0.0))[0]
 
     def _check_room(self, op: Op, row: FutureRow) -> None:
         """Requests that wait are in memory: too many of them are asked to come back later."""
@@ -205,6 +210,7 @@ class Desk:
             return await self._futures.wait(entry, seconds)
         row = self._store.result(future_id)
         if row is None:
+            self._tenants.check_usable(future_id.partition("/")[0])
             raise RequestError(
                 f"there is no future {future_id}; its result was fetched or is too old.", status=404
             )

@@ -86,6 +86,7 @@ class Recovery:
         for row in self._store.models_of_session(session.id):
             self._copies.update(self._store.copies(row.id))
             if row.dropped is None:
+                self._models.add(row.id)
                 self._model(row)
 
     # models
@@ -97,10 +98,10 @@ class Recovery:
             done = self._newest_state(row)
             self._worker.resume(row.id, spec, done)
         except TinsmithError as error:
+            # What is on disk stays: the next start may find what is missing now.
             log.error("the model %s cannot be used: %s", row.id, error)
-            self._store.drop_model(row.id, str(error)).result()
+            self._tenants.unusable[row.id] = str(error)
             return
-        self._models.add(row.id)
         self._tenants.add_model(model)
         self._answer_by_state(row, done)
         for request in self._store.journal(row.id, done):
@@ -121,8 +122,7 @@ class Recovery:
             self._snapshots.set_aside(file)
         if row.kept_seq >= 0:
             raise ModelError(
-                f"no saved state of the model {row.id} can be read; create a training client from its "
-                "last checkpoint."
+                "no saved state of it can be read; create a training client from its last checkpoint."
             )
         return -1
 

@@ -57,6 +57,7 @@ class Tenants:
         self._copies = copies
         self.sessions: dict[str, Session] = {}
         self._models: dict[ModelId, Model] = {}
+        self.unusable: dict[ModelId, str] = {}  # of an earlier process, and why
         self._samplers: dict[str, Sampler] = {}
 
     # sessions
@@ -102,6 +103,7 @@ class Tenants:
         session.finished = reason
         for model in session.models:
             self._models.pop(model, None)
+            self.unusable.pop(model, None)
         for sampler in session.samplers:
             self._samplers.pop(sampler, None)
         models, samplers = session.models, session.samplers
@@ -137,12 +139,25 @@ class Tenants:
         if row is None:
             raise RequestError(missing, status=404)
         self.session(row.session_id, now)
-        saved = [one.path for one in self._store.checkpoints(model_id) if one.kind == "weights"]
-        last = f"its last checkpoint is {saved[0]}" if saved else "nothing of it was saved"
+        self.check_usable(model_id)
         raise RequestError(
-            f"the model {model_id} was let go ({row.dropped or 'it is not in memory'}); {last}.",
+            f"the model {model_id} was let go ({row.dropped or 'it is not in memory'}); "
+            f"{self._last_checkpoint(model_id)}.",
             status=404,
         )
+
+    def check_usable(self, model_id: ModelId) -> None:
+        """Refuses what is asked of a model that could not be made again after a restart."""
+        if (reason := self.unusable.get(model_id)) is not None:
+            raise RequestError(
+                f"the model {model_id} cannot be used: {reason} Its files are kept; "
+                f"{self._last_checkpoint(model_id)}.",
+                status=404,
+            )
+
+    def _last_checkpoint(self, model_id: ModelId) -> str:
+        saved = [one.path for one in self._store.checkpoints(model_id) if one.kind == "weights"]
+        return f"its last checkpoint is {saved[0]}" if saved else "nothing of it was saved by name"
 
     # samplers
 
