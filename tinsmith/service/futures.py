@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import WeakSet
 
 from tinsmith.service.ops import Op, Outcome
 
@@ -43,7 +44,7 @@ class Completion(NamedTuple):
     size: int
 
 
-@dataclass
+@dataclass(eq=False)
 class _Log:
     completions: list[Completion] = field(default_factory=list[Completion])
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -59,6 +60,9 @@ class FutureTable:
         self._kept_bytes = kept_bytes
         self._kept_futures = kept_futures
         self._logs: dict[LogKey, _Log] = {}
+        self._ended: WeakSet[_Log] = (
+            WeakSet()
+        )  # of sessions that are over; gone with their last poll
         # Clients keep their cursors when the service restarts, so later numbers must be larger.
         self._cursors = itertools.count(time.time_ns() // 1000)
         self._closing = False
@@ -137,13 +141,15 @@ class FutureTable:
         return found, found[-1].cursor if found else cursor
 
     def close_logs(self, samplers: set[str]) -> None:
+        """Forgets what these finished. Open polls are left to run out: a client that closes cancels them,
+        and the SDK never ends one that is answered in the moment of its cancellation."""
         for key in [key for key in self._logs if key.sampler in samplers]:
-            self._logs.pop(key).news.set()
+            self._ended.add(self._logs.pop(key))
 
     def close(self) -> None:
         """Lets every waiter go."""
         self._closing = True
         for entry in self._entries.values():
             entry.done.set()
-        for log in self._logs.values():
+        for log in (*self._logs.values(), *self._ended):
             log.news.set()
