@@ -550,7 +550,7 @@ def test_usage(rest, admin, paths):
 # old calls, and what is refused
 
 
-def test_old_calls(server, trainer):
+def test_old_calls(server, trainer, paths):
     base = f"{server.url}/api/v1"
     listed = httpx.get(f"{base}/models/{trainer.model_id}/checkpoints").json()
     assert listed["checkpoints"]
