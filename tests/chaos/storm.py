@@ -201,7 +201,7 @@ def differences(one: Seen, other: Seen) -> list[str]:
     for name in ("losses", "norms", "tokens", "logprobs", "weights"):
         left, right = getattr(one, name), getattr(other, name)
         if left != right:
-            first = next((i for i, (a, b) in enumerate(zip(left, right)) if a != b), None)  # noqa: B905
+            first = next((i for i, (a, b) in enumerate(zip(left, right)) if a != b), None)  # noqa: B905 - of unequal length, which is told beside
             found.append(f"{name} differ from number {first} on ({len(left)} and {len(right)})")
     return found
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 
 from tinsmith import settings
+from tinsmith.cli.options import run_command
 from tinsmith.errors import ConfigError, ModelError, StorageError
 
 SCHEME = "tinker://"
@@ -60,15 +61,7 @@ def command(checkpoint: str, out: Path, merged: bool, dtype: str, directory: Pat
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command with these arguments; what is wrong with them is a ConfigError."""
-    try:
-        return command.main(list(argv), prog_name="tinsmith export", standalone_mode=False) or 0
-    except click.ClickException as error:
-        raise ConfigError(
-            f"{error.format_message()} `tinsmith export --help` lists the options."
-        ) from None
-    except click.Abort:
-        raise KeyboardInterrupt from None
+    return run_command(command, "export", argv)
 
 
 def _source(checkpoint: str, service: Path) -> Path:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tinsmith import settings
+from tinsmith.cli.options import run_command
 from tinsmith.cli.words import ago
 from tinsmith.errors import ConfigError
 
@@ -29,14 +30,7 @@ where = click.option(
 
 
 def run(argv: list[str]) -> int:
-    """Run the command; a wrong option is one sentence."""
-    try:
-        result = keys.main(args=argv, prog_name="tinsmith keys", standalone_mode=False)
-    except click.ClickException as error:
-        raise ConfigError(f"{error.format_message()} See `tinsmith keys --help`.") from error
-    except click.Abort as error:
-        raise KeyboardInterrupt from error
-    return result if isinstance(result, int) else 0
+    return run_command(keys, "keys", argv)
 
 
 @click.group()

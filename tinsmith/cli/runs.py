@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from tinsmith.cli.options import run_command
 from tinsmith.cli.panel import concerns, describe, setting, title
 from tinsmith.cli.summary import achievement, resume_command
 from tinsmith.cli.terminal import clean
 from tinsmith.cli.words import ago, duration, number, share
-from tinsmith.errors import ConfigError
 from tinsmith.records.metrics import METRICS
 from tinsmith.records.reader import RunReader
 from tinsmith.records.run import RunStatus
@@ -24,14 +24,7 @@ as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for pro
 
 
 def run(argv: list[str]) -> int:
-    """Run the command; a wrong option is one sentence."""
-    try:
-        result = runs.main(args=argv, prog_name="tinsmith runs", standalone_mode=False)
-    except click.ClickException as error:
-        raise ConfigError(f"{error.format_message()} See `tinsmith runs --help`.") from error
-    except click.Abort as error:
-        raise KeyboardInterrupt from error
-    return result if isinstance(result, int) else 0
+    return run_command(runs, "runs", argv)
 
 
 @click.group(invoke_without_command=True)

@@ -23,6 +23,7 @@ import click
 import tinsmith
 from tinsmith import settings
 from tinsmith.cli.keys import DATABASE, make_private, opened
+from tinsmith.cli.options import run_command
 from tinsmith.cli.serve_help import EPILOG, Command
 from tinsmith.errors import ConfigError, StorageError
 
@@ -168,15 +169,7 @@ def command(
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command with these arguments; what is wrong with them is a ConfigError."""
-    try:
-        return command.main(list(argv), prog_name="tinsmith serve", standalone_mode=False) or 0
-    except click.ClickException as error:
-        raise ConfigError(
-            f"{error.format_message()} `tinsmith serve --help` lists the options."
-        ) from None
-    except click.Abort:
-        raise KeyboardInterrupt from None
+    return run_command(command, "serve", argv)
 
 
 def _listen(host: str, port: int) -> socket.socket:
