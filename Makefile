@@ -30,7 +30,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tinsmith needs Python 3.11 or newer; try make PYTHON=python3.11")'
 	@echo "setting up $(VENV), once; a few minutes with torch"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[local,dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[local,math,tensorboard,wandb,dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt reasoning-gym 2>$(VENV)/reasoning-gym.log \
+	  || echo "reasoning-gym is left out (it builds a C extension; $(VENV)/reasoning-gym.log says more); its tests are skipped"
 	@touch $(STAMP)
 
 demo: $(STAMP)

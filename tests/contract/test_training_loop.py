@@ -2,136 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Sequence
-from pathlib import Path
 
-import chz
 import pytest
 
-from tinsmith.chat.render import make_renderer
-from tinsmith.chat.turns import Action, Observation
+from tests.contract.high_bytes import Killed, configure, go, kill_at, timeless
 from tinsmith.errors import ConfigError, RunError, ServiceError
-from tinsmith.records.metrics import is_time
 from tinsmith.records.reader import RunReader
-from tinsmith.records.run import RunInfo, RunStatus, read_run
-from tinsmith.records.writer import RunWriter
-from tinsmith.rl.config import EnvConfig, OptimConfig, TrainConfig
-from tinsmith.rl.loop import Loop, TrainResult
-from tinsmith.rl.model import TrainedModel
-from tinsmith.rl.resume import find_start, open_trainer
-from tinsmith.rl.types import StepResult
-
-
-class HighByteEnv:
-    """Earns 1 for a token of 128 or more, which an untrained model says half the time."""
-
-    def __init__(self, prompt: list[int], mode: str) -> None:
-        self.prompt, self.mode = prompt, mode
-
-    async def initial_observation(self) -> Observation:
-        return Observation(self.prompt)
-
-    async def step(self, action: Action) -> StepResult:
-        right = float(action.tokens_T[0] >= 128)
-        if self.mode == "breaks" and not right:
-            raise RuntimeError("the world broke")
-        return StepResult(
-            0.0 if self.mode == "alike" else right, done=True, metrics={"correct": right}
-        )
-
-
-class HighBytes:
-    """Problems that differ in their first token only."""
-
-    def __init__(self, mode: str) -> None:
-        self.mode = mode
-        self.problem_id = ""
-        self.restored: object = None
-
-    def __len__(self) -> int:
-        return 200
-
-    def batch(self, step: int, size: int) -> Sequence[HighByteGroup]:
-        return [HighByteGroup((step * size + i) % 200, self.mode) for i in range(size)]
-
-    def observe(self, groups_P) -> dict[str, float]:
-        return {"env/groups": float(len(groups_P))}
-
-    def state(self) -> dict[str, str]:
-        return {"mode": self.mode}
-
-    def restore(self, state) -> None:
-        self.restored = state
-
-
-class HighByteGroup:
-    def __init__(self, number: int, mode: str) -> None:
-        self.number, self.mode = number, mode
-        self.problem_id = f"high/{number}"
-
-    async def make_envs(self, group_size: int):
-        prompt = [] if self.mode == "empty" else [self.number, 65]
-        return [HighByteEnv(prompt, self.mode) for _ in range(group_size)]
-
-    async def group_rewards(self, trajectories_G, envs_G):
-        return [(0.0, {}) for _ in trajectories_G]
-
-    async def cleanup(self) -> None:
-        return None
-
-
-@chz.chz
-class HighByteConfig(EnvConfig):
-    mode: str = "normal"
-
-    def build(self, renderer, seed, split):
-        return HighBytes(self.mode)
-
-
-def configure(**values) -> TrainConfig:
-    mode = values.pop("mode", "normal")
-    defaults = {
-        "env": HighByteConfig(max_tokens=1, mode=mode),
-        "batch_size": 4,
-        "group_size": 4,
-        "num_batches": 6,
-        "lora_rank": 8,
-        "save_every": 2,
-        "eval_size": 8,
-        "optim": OptimConfig(lr=0.3),
-    }
-    return TrainConfig(**{**defaults, **values})
-
-
-def open_writer(directory: Path, config: TrainConfig) -> RunWriter:
-    status = RunStatus.RUNNING
-    return RunWriter(directory, RunInfo("r", "r", status, [], {}, total_steps=config.num_batches))
-
-
-async def go(client, directory: Path, config: TrainConfig, on_step=None) -> TrainResult:
-    """What the process of a run does, without the process."""
-    run = open_writer(directory, config)
-    start = find_start(RunReader(directory))
-    trainer = await open_trainer(client, config, start, "r")
-    renderer = make_renderer(await asyncio.to_thread(trainer.get_tokenizer), config.model_name)
-    problems, held_out = (config.env.build(renderer, 0, split) for split in ("train", "eval"))
-    run.start_at(start.step if start.state_path else None)
-    stop = asyncio.Event()
-
-    def report(step: int, values) -> None:
-        if on_step is not None:
-            on_step(step, stop)
-
-    model = TrainedModel(trainer, config)
-    loop = Loop(config, problems, held_out, model, renderer, run, stop, report)
-    return await loop.train(start)
-
-
-def timeless(directory: Path) -> list[dict]:
-    lines = RunReader(directory).metrics()
-    return [{k: v for k, v in line.items() if not is_time(k)} for line in lines]
+from tinsmith.records.run import read_run
+from tinsmith.rl.config import OptimConfig
 
 
 async def test_it_learns_and_records_every_step(client, tmp_path):
@@ -167,20 +46,11 @@ async def test_the_recorded_rollouts_are_the_ones_the_metrics_speak_of(client, t
     assert len(said["tokens"]) == len(said["logprobs"]) == 1
 
 
-class Killed(BaseException):
-    """Stands for kill -9: nothing of ours handles it."""
-
-
 @pytest.mark.parametrize("killed_at", [1, 3, 5])
 async def test_a_killed_run_goes_on_and_equals_an_uninterrupted_one(client, tmp_path, killed_at):
     await go(client, tmp_path / "whole", configure())
-
-    def kill(step, stop):
-        if step == killed_at:
-            raise Killed
-
     with pytest.raises(Killed):
-        await go(client, tmp_path / "killed", configure(), on_step=kill)
+        await go(client, tmp_path / "killed", configure(), on_step=kill_at(killed_at))
     result = await go(client, tmp_path / "killed", configure())
     assert result.finished
     assert timeless(tmp_path / "killed") == timeless(tmp_path / "whole")
@@ -201,7 +71,7 @@ async def test_asked_to_stop_it_saves_and_goes_on_later(client, tmp_path):
 
 
 async def test_steps_without_any_signal_are_counted_and_recorded(client, tmp_path):
-    result = await go(client, tmp_path, configure(mode="alike", num_batches=2))
+    result = await go(client, tmp_path, configure(world="alike", num_batches=2))
     assert result.finished
     lines = list(RunReader(tmp_path).metrics(since=1))
     assert [line["groups/all_wrong"] for line in lines] == [4, 4]
@@ -209,7 +79,7 @@ async def test_steps_without_any_signal_are_counted_and_recorded(client, tmp_pat
 
 
 async def test_failed_rollouts_are_recorded_and_counted_but_not_trained_on(client, tmp_path):
-    await go(client, tmp_path, configure(mode="breaks", num_batches=1, eval_size=0))
+    await go(client, tmp_path, configure(world="breaks", num_batches=1, eval_size=0))
     line = next(RunReader(tmp_path).metrics())
     rollouts = list(RunReader(tmp_path).rollouts(1))
     failed = [r for r in rollouts if r.error is not None]
@@ -221,7 +91,7 @@ async def test_failed_rollouts_are_recorded_and_counted_but_not_trained_on(clien
 
 async def test_a_step_in_which_everything_fails_stops_the_run_with_the_reason(client, tmp_path):
     with pytest.raises(RunError, match=r"all 16 rollouts failed.*prompt is empty"):
-        await go(client, tmp_path, configure(mode="empty", eval_size=0))
+        await go(client, tmp_path, configure(world="empty", eval_size=0))
 
 
 async def test_a_failed_optimizer_step_stops_the_run(client, server, tmp_path, monkeypatch):

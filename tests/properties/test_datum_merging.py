@@ -32,7 +32,7 @@ def conversations(draw):
 @given(conversations())
 def test_merging(conversation):
     trajectory, continued = conversation
-    sequences = merge_turns(trajectory)
+    sequences = merge_turns(trajectory, 1.0)
     assert len(sequences) == continued.count(False)
     sampled = [
         (token, logprob)
@@ -54,4 +54,4 @@ def test_merging(conversation):
     )
     ends = [t.observation.tokens_T + t.action.tokens_T for t in trajectory.transitions]
     lasts = [i for i in range(len(ends)) if i + 1 == len(ends) or not continued[i + 1]]
-    assert [s.tokens_T for s in sequences] == [ends[i] for i in lasts]
+    assert [s.tokens_T.tolist() for s in sequences] == [ends[i] for i in lasts]

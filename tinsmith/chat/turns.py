@@ -21,3 +21,4 @@ class Action:
     tokens_T: list[int]
     logprobs_T: list[float]  # of the distribution it was sampled from
     stop_reason: Literal["stop", "length"]
+    version: int = 0  # updates done before the weights that said it

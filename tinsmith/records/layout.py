@@ -56,6 +56,24 @@ class RunLayout:
         return sorted(int(path.stem) for path in self.rollouts_folder.glob("[0-9]*.jsonl"))
 
     @property
+    def evals_folder(self) -> Path:
+        """Evaluations that were made apart from training, a folder each."""
+        return self.directory / "evals"
+
+    def eval_result(self, name: str) -> Path:
+        """What was evaluated, how, and what came of it."""
+        return self.evals_folder / name / "result.json"
+
+    def eval_rollouts(self, name: str) -> Path:
+        """The rollouts of one evaluation, one a line."""
+        return self.evals_folder / name / "rollouts.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files, one an attempt, when TensorBoard was asked for."""
+        return self.directory / "tensorboard"
+
+    @property
     def logs(self) -> Path:
         return self.directory / "logs"
 

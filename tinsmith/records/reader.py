@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tinsmith.records import files
 from tinsmith.records.files import Json
@@ -67,8 +68,10 @@ class CheckpointRecord:
     step: int
     state_path: str
     sampler_path: str | None
-    problems: Json
+    problems: Json  # the problem source's state
     at: float
+    loop: Json = field(default_factory=dict[str, Any])  # where the sampling stood
+    score: float | None = None  # held-out result of these weights; None: not evaluated
 
 
 class RunReader:
@@ -87,17 +90,28 @@ class RunReader:
         return files.whole_lines(self.layout.events)
 
     def checkpoints(self) -> list[CheckpointRecord]:
-        """Every checkpoint in the order they were saved."""
-        return [
-            CheckpointRecord(
-                step=int(line["step"]),
+        """Every checkpoint that is still kept, in the order they were saved."""
+        kept: dict[int, CheckpointRecord] = {}
+        for line in files.whole_lines(self.layout.checkpoints):
+            step = int(line["step"])
+            kept.pop(step, None)
+            if line.get("deleted"):
+                continue
+            kept[step] = CheckpointRecord(
+                step=step,
                 state_path=line["state_path"],
                 sampler_path=line.get("sampler_path"),
                 problems=line.get("problems") or {},
                 at=float(line.get("at", 0.0)),
+                loop=line.get("loop") or {},
+                score=line.get("score"),
             )
-            for line in files.whole_lines(self.layout.checkpoints)
-        ]
+        return list(kept.values())
+
+    def best_checkpoint(self) -> CheckpointRecord | None:
+        """The one with the best held-out result, the latest of equals; None when none was evaluated."""
+        scored = [c for c in self.checkpoints() if c.score is not None]
+        return max(scored, key=lambda c: (c.score, c.step), default=None)
 
     def rollouts(
         self, step: int, *, split: Split | None = None, problem_id: str | None = None

@@ -19,6 +19,7 @@ class Turn(TypedDict, total=False):
     text: str
     tokens: list[int]
     logprobs: list[float]  # of the sampler, one a token
+    version: int  # updates done before the weights that said it
     reward: float
     logs: dict[str, str]  # what the environment noted: answer, expected, ...
 
@@ -29,7 +30,7 @@ class RolloutRecord:
     problem_id: str
     member: int  # which rollout of its problem
     split: Split
-    policy_version: int  # updates done before the weights that sampled it
+    policy_version: int  # updates done before the oldest weights that spoke in it
     reward: float | None  # None: it failed, see `error`
     advantage: float | None  # None: not trained on
     stop_reason: str | None
@@ -37,6 +38,7 @@ class RolloutRecord:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     seconds: float = 0.0
     error: str | None = None
+    retried: list[str] = field(default_factory=list[str])  # why earlier tries failed
     schema: int = SCHEMA
 
     def to_json(self) -> Json:

@@ -90,7 +90,14 @@ class RunWriter:
         )
 
     def checkpoint(
-        self, step: int, state_path: str, sampler_path: str | None, problems: Json
+        self,
+        step: int,
+        state_path: str,
+        sampler_path: str | None,
+        problems: Json,
+        *,
+        loop: Json | None = None,
+        score: float | None = None,
     ) -> None:
         """Record a checkpoint the service has saved; from here on the run resumes at `step`."""
         line: Json = {
@@ -99,9 +106,16 @@ class RunWriter:
             "state_path": state_path,
             "sampler_path": sampler_path,
             "problems": problems,
+            "loop": loop or {},
+            "score": score,
         }
         files.append(self.layout.checkpoints, files.to_line(line), durable=True)
         self.event("saved", step=step, sampler_path=sampler_path)
+
+    def checkpoint_deleted(self, step: int) -> None:
+        """Record that a checkpoint is no longer kept."""
+        line: Json = {"step": step, "at": self._clock(), "deleted": True}
+        files.append(self.layout.checkpoints, files.to_line(line), durable=True)
 
     def progress(self, step: int, phase: str, done: int = 0, total: int = 0) -> None:
         """Where the present step stands. Counts in between are dropped when they come too fast."""

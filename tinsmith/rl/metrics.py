@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,18 +10,17 @@ from tinsmith.records.metrics import METRICS
 from tinsmith.rl.advantages import is_mixed
 from tinsmith.rl.types import Metrics, TrajectoryGroup
 
-if TYPE_CHECKING:
-    import tinker
-
-GRAD_NORM = "unclipped_grad_l2:mean"
-
 
 def rollout_metrics(groups_P: Sequence[TrajectoryGroup]) -> Metrics:
     """What the rollouts of a step were like, all of them, trained on or not."""
     rewards = _rewards(groups_P)
     ended = [t for group in groups_P for t in group.trajectories_G if t.error is None]
     total = sum(len(group.trajectories_G) for group in groups_P)
-    values: Metrics = {"rollouts": total, "failed_rollouts": total - len(ended)}
+    values: Metrics = {
+        "rollouts": total,
+        "failed_rollouts": total - len(ended),
+        "retried_rollouts": sum(len(t.retried) for g in groups_P for t in g.trajectories_G),
+    }
     if not ended:
         return values
     logprobs = [lp for t in ended for s in t.transitions for lp in s.action.logprobs_T]
@@ -53,40 +50,21 @@ def group_metrics(
     }
 
 
-def update_metrics(
-    datums: Sequence[tinker.Datum],
-    passed: tinker.ForwardBackwardOutput,
-    stepped: tinker.OptimStepResponse,
-) -> Metrics:
-    """What the update was like, from the answers of forward_backward and optim_step."""
-    trainer = np.concatenate([o["logprobs"].to_numpy() for o in passed.loss_fn_outputs])
-    sampler = np.concatenate([d.loss_fn_inputs["logprobs"].to_numpy() for d in datums])
-    advantages = np.concatenate([d.loss_fn_inputs["advantages"].to_numpy() for d in datums])
-    # Prompt tokens carry neither; a sampled one has an advantage, or a log-probability below zero.
-    sampled = (advantages != 0) | (sampler != 0)
-    gap = (trainer - sampler)[sampled].astype(np.float64)
-    count = max(int(sampled.sum()), 1)
-    values: Metrics = {
-        "trained_tokens": float(sampled.sum()),
-        "loss": passed.metrics.get("loss:sum", math.nan) / count,
-        # exp(d) - 1 - d is positive whatever d is, and its mean under the sampler is the divergence.
-        "kl": float(np.mean(np.expm1(gap) - gap)) if len(gap) else 0.0,
+def waiting_metrics(seconds: float, sampling: float, training: float, values: Metrics) -> Metrics:
+    """How long each side of a step worked and stood still, and its speed while it worked."""
+    said = values.get("tokens", 0.0) * (values["rollouts"] - values["failed_rollouts"])
+    passed = values.get("trained_sequence_tokens", 0.0)
+    idle = max(seconds - sampling, 0.0), max(seconds - training, 0.0)
+    return {
+        "time/step": seconds,
+        "time/sample": sampling,
+        "time/train": training,
+        "time/sampler_waiting": idle[0],
+        "time/trainer_waiting": idle[1],
+        "time/waiting": sum(idle) / (2 * seconds),
+        "time/sampled_tokens_per_second": said / sampling if sampling else 0.0,
+        "time/trained_tokens_per_second": passed / training if training else 0.0,
     }
-    if stepped.metrics and GRAD_NORM in stepped.metrics:
-        values["grad_norm"] = float(stepped.metrics[GRAD_NORM])
-    return values
-
-
-def eval_metrics(groups_P: Sequence[TrajectoryGroup]) -> Metrics:
-    """Held-out reward with its standard error over problems, and the environment's own metrics."""
-    means = [float(np.mean(rewards)) for g in groups_P if len(rewards := _rewards([g]))]
-    failed = sum(t.error is not None for g in groups_P for t in g.trajectories_G)
-    values: Metrics = {"eval/problems": len(groups_P), "eval/failed_rollouts": failed}
-    if means:
-        values["eval/reward"] = float(np.mean(means))
-        if len(means) > 1:
-            values["eval/reward_stderr"] = float(np.std(means, ddof=1) / math.sqrt(len(means)))
-    return values | {f"eval/{name}": value for name, value in _env_metrics(groups_P).items()}
 
 
 def _rewards(groups_P: Sequence[TrajectoryGroup]) -> list[float]:

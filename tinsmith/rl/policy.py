@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from tinsmith.errors import ServiceError
-from tinsmith.rl.types import Action, Observation
+from tinsmith.rl.types import Action, Observation, Policy
 
 if TYPE_CHECKING:
     import tinker
@@ -43,13 +43,29 @@ class SamplerPolicy:
         )
         prompt = tinker.ModelInput.from_ints(observation.tokens_T)
         response = await self._client.sample_async(prompt, samples, params)
-        return [_action(sequence) for sequence in response.sequences]
+        return [_action(sequence, self._version) for sequence in response.sequences]
 
 
-def _action(sequence: tinker.SampledSequence) -> Action:
+class LatestPolicy:
+    """Whichever policy was set last: a rollout of several turns may go on with newer weights."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    @property
+    def version(self) -> int:
+        return self.policy.version
+
+    async def __call__(
+        self, observation: Observation, *, max_tokens: int, samples: int, seed: int
+    ) -> list[Action]:
+        return await self.policy(observation, max_tokens=max_tokens, samples=samples, seed=seed)
+
+
+def _action(sequence: tinker.SampledSequence, version: int) -> Action:
     if sequence.logprobs is None:
         raise ServiceError(
             "the service returned a sample without log-probabilities, which training needs. "
             "Check that the service at base_url is a Tinker service of a recent version."
         )
-    return Action(list(sequence.tokens), list(sequence.logprobs), sequence.stop_reason)
+    return Action(list(sequence.tokens), list(sequence.logprobs), sequence.stop_reason, version)

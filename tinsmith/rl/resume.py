@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tinsmith.errors import ConfigError, RunError, ServiceError
 from tinsmith.records.reader import RunReader
-from tinsmith.rl.config import TrainConfig
 from tinsmith.rl.failures import explain
 from tinsmith.rl.types import Json
 
@@ -23,6 +22,18 @@ class Start:
     state_path: str | None = None
     sampler_path: str | None = None
     problems: Json | None = None
+    loop: Json = field(default_factory=dict[str, Any])  # where the sampling stood
+
+
+class ModelChoice(Protocol):
+    """What a configuration says of the model to train."""
+
+    @property
+    def base_model(self) -> str: ...
+    @property
+    def lora_rank(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
 
 
 def find_start(reader: RunReader) -> Start:
@@ -31,17 +42,28 @@ def find_start(reader: RunReader) -> Start:
     if not checkpoints:
         return Start()
     last = max(checkpoints, key=lambda checkpoint: checkpoint.step)
-    return Start(last.step, last.state_path, last.sampler_path, last.problems)
+    return Start(last.step, last.state_path, last.sampler_path, last.problems, last.loop)
 
 
 async def open_trainer(
-    service: tinker.ServiceClient, config: TrainConfig, start: Start, run_id: str
+    service: tinker.ServiceClient,
+    config: ModelChoice,
+    start: Start,
+    run_id: str,
+    first_weights: str | None = None,
 ) -> tinker.TrainingClient:
-    """A training client with fresh weights, or with those and the optimizer's state of a checkpoint."""
+    """A training client with a checkpoint's weights and optimizer; at the run's start with fresh ones, or
+    with the weights at the tinker:// path `first_weights`."""
     import tinker
 
     metadata = {"tinsmith_run": run_id}
     try:
+        if start.state_path is None and first_weights is not None:
+            client = await service.create_training_client_from_state_async(
+                first_weights, user_metadata=metadata
+            )
+            await _refuse_other_model(client, config, first_weights)
+            return client
         if start.state_path is None:
             return await service.create_lora_training_client_async(
                 base_model=config.base_model,
@@ -56,9 +78,30 @@ async def open_trainer(
         said = explain(error)
         if isinstance(error, tinker.APIConnectionError):
             raise ServiceError(f"the service cannot be reached: {said}") from error
+        if start.state_path is None and first_weights is not None:
+            raise ConfigError(
+                f"training cannot start from load_checkpoint_path {first_weights}: {said} "
+                "Give a tinker://.../weights/... path that this service has, or a run that has saved one."
+            ) from error
         if start.state_path is not None:
             raise RunError(
                 f"the run cannot go on from its checkpoint {start.state_path}: {said} "
                 "Use the service it was saved on (base_url), or choose another log_path to start anew."
             ) from error
         raise ConfigError(said) from error
+
+
+async def _refuse_other_model(
+    client: tinker.TrainingClient, config: ModelChoice, first_weights: str
+) -> None:
+    """Saved weights bring their own model and rank: they must be the ones the settings speak of."""
+    info = await client.get_info_async()
+    for key, wanted, found in (
+        ("model_name", config.base_model, info.model_data.model_name),
+        ("lora_rank", config.lora_rank, info.lora_rank),
+    ):
+        if found is not None and found != wanted:
+            raise ConfigError(
+                f"load_checkpoint_path {first_weights} has {key}={found}, and the settings say {wanted}. Give "
+                f"{key}={found}."
+            )

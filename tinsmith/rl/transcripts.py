@@ -16,7 +16,6 @@ def to_records(
     renderer: Renderer,
     step: int,
     split: Split,
-    policy_version: int,
 ) -> list[RolloutRecord]:
     """A record for every rollout, failed ones included."""
     records: list[RolloutRecord] = []
@@ -31,7 +30,7 @@ def to_records(
                 problem_id=group.problem_id,
                 member=g,
                 split=split,
-                policy_version=policy_version,
+                policy_version=_version(trajectory),
                 reward=reward,
                 advantage=advantages_P[p][g] if advantages_P is not None else None,
                 stop_reason=trajectory.stop_reason,
@@ -39,9 +38,15 @@ def to_records(
                 metrics=group.metrics_G[g],
                 seconds=round(trajectory.seconds, 4),
                 error=trajectory.error,
+                retried=list(trajectory.retried),
             )
             records.append(record)
     return records
+
+
+def _version(trajectory: Trajectory) -> int:
+    """Of the oldest weights that spoke in it."""
+    return min((s.action.version for s in trajectory.transitions), default=0)
 
 
 def _turns(trajectory: Trajectory, text: Callable[[tuple[int, ...]], str]) -> list[Turn]:
@@ -59,6 +64,7 @@ def _turns(trajectory: Trajectory, text: Callable[[tuple[int, ...]], str]) -> li
                 "text": text(tuple(action.tokens_T)),
                 "tokens": action.tokens_T,
                 "logprobs": [round(lp, 6) for lp in action.logprobs_T],
+                "version": action.version,
                 "reward": transition.reward,
                 "logs": transition.logs,
             }

@@ -56,6 +56,7 @@ class Trajectory:
     stop_reason: str
     seconds: float = 0.0
     error: str | None = None
+    retried: tuple[str, ...] = ()  # why earlier tries of this rollout failed
 
     @property
     def cut_off(self) -> bool:
@@ -74,6 +75,13 @@ class TrajectoryGroup:
     trajectories_G: list[Trajectory]
     final_rewards_G: list[float]  # from the group as a whole, added to what the steps earned
     metrics_G: list[Metrics]
+    position: int = 0  # of the problem in its source
+
+    @property
+    def version(self) -> int:
+        """Of the oldest weights that said anything in it."""
+        said = [s.action.version for t in self.trajectories_G for s in t.transitions]
+        return min(said, default=0)
 
     def rewards_G(self) -> list[float | None]:
         """The steps' rewards plus the final one; None for a rollout that failed."""
@@ -85,12 +93,13 @@ class TrajectoryGroup:
 
 @dataclass(frozen=True)
 class RolloutLimits:
-    """Where a rollout ends whatever its environment thinks."""
+    """Where a rollout ends whatever its environment thinks, and how often a failed one is tried again."""
 
     max_tokens_per_turn: int
     max_turns: int = 1
     max_trajectory_tokens: int | None = None
     seconds: float | None = None
+    retries: int = 0
 
 
 class Policy(Protocol):
@@ -127,7 +136,7 @@ class ProblemSource(Protocol):
     """What an EnvConfig builds. Its state goes into checkpoints, so a resumed run is the same run."""
 
     def __len__(self) -> int: ...  # different problems it has
-    def batch(self, step: int, size: int) -> Sequence[EnvGroupBuilder]: ...
+    def problem(self, position: int) -> EnvGroupBuilder: ...  # of an endless sequence, from 0
     def observe(self, groups_P: Sequence[TrajectoryGroup]) -> Metrics: ...
     def state(self) -> Json: ...
     def restore(self, state: Json) -> None: ...

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -53,6 +53,43 @@ async def in_thread(call: Callable[[], T]) -> T:
 
     threading.Thread(target=work, daemon=True).start()
     return await future
+
+
+class Busy:
+    """Adds up the time in which at least one piece of some work was in progress."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._working = 0
+        self._since = 0.0
+        self._seconds = 0.0
+
+    def begin(self) -> None:
+        if self._working == 0:
+            self._since = self._clock()
+        self._working += 1
+
+    def end(self) -> None:
+        self._working -= 1
+        if self._working == 0:
+            self._seconds += self._clock() - self._since
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def take(self) -> float:
+        """The busy seconds since the last time this was asked."""
+        now = self._clock()
+        if self._working:
+            self._seconds += now - self._since
+            self._since = now
+        taken, self._seconds = self._seconds, 0.0
+        return taken
 
 
 async def timed(name: str, work: Awaitable[T], values: dict[str, float]) -> T:

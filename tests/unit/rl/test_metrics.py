@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pytest
-import tinker
 
 from tinsmith.records.metrics import is_declared
 from tinsmith.rl.advantages import advantages_of, centred
-from tinsmith.rl.datums import to_datums
-from tinsmith.rl.metrics import eval_metrics, group_metrics, rollout_metrics, update_metrics
+from tinsmith.rl.metrics import group_metrics, rollout_metrics, waiting_metrics
 from tinsmith.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
 
 
@@ -55,32 +50,15 @@ def test_groups_are_counted_by_kind():
 
 def test_nothing_but_failures_has_no_reward():
     values = rollout_metrics([group(rollout(0.0, error="boom"))])
-    assert values == {"rollouts": 1, "failed_rollouts": 1}
-    assert "eval/reward" not in eval_metrics([group(rollout(0.0, error="boom"))])
+    assert values == {"rollouts": 1, "failed_rollouts": 1, "retried_rollouts": 0}
 
 
-def test_the_held_out_error_bar_is_over_problems():
-    values = eval_metrics(GROUPS)
-    means = [0.5, 1.0, 0.0]
-    assert values["eval/reward"] == pytest.approx(0.5)
-    assert values["eval/reward_stderr"] == pytest.approx(np.std(means, ddof=1) / math.sqrt(3))
-    assert (values["eval/problems"], values["eval/failed_rollouts"]) == (3, 1)
-    assert all(map(is_declared, values))
-
-
-def test_kl_and_loss_count_sampled_tokens_only():
-    datums = to_datums([MIXED], [advantages_of(MIXED, centred)])
-    shift = math.log(1.1)
-    outputs = []
-    for datum in datums:
-        sampler = datum.loss_fn_inputs["logprobs"].to_numpy()
-        trainer = np.where(sampler != 0, sampler + shift, -7.0).astype(np.float32)
-        outputs.append({"logprobs": tinker.TensorData.from_numpy(trainer)})
-    passed = tinker.ForwardBackwardOutput("x", outputs, {"loss:sum": 8.0})
-    stepped = tinker.types.OptimStepResponse(metrics={"unclipped_grad_l2:mean": 3.0})
-    values = update_metrics(datums, passed, stepped)
-    assert values["trained_tokens"] == 4
-    assert values["loss"] == 2.0
-    assert values["kl"] == pytest.approx(0.1 - shift, abs=1e-6)
-    assert values["grad_norm"] == 3.0
-    assert "grad_norm" not in update_metrics(datums, passed, tinker.types.OptimStepResponse())
+def test_waiting_is_the_share_of_both_sides_time():
+    values = {"tokens": 10.0, "rollouts": 8, "failed_rollouts": 2, "trained_sequence_tokens": 600.0}
+    found = waiting_metrics(10.0, 6.0, 2.0, values)
+    assert found["time/sampler_waiting"] == 4.0
+    assert found["time/trainer_waiting"] == 8.0
+    assert found["time/waiting"] == pytest.approx(0.6)
+    assert found["time/sampled_tokens_per_second"] == 10.0
+    assert found["time/trained_tokens_per_second"] == 300.0
+    assert all(map(is_declared, found))
