@@ -33,6 +33,11 @@ def runs_directory() -> Path:
     return Path(os.environ.get("TINSMITH_RUNS") or home() / "runs")
 
 
+def datasets_directory() -> Path:
+    """Files of named datasets, found before the hub is asked: `<name>/train.jsonl` and so on."""
+    return home() / "datasets"
+
+
 def _number(name: str, default: float | None) -> float | None:
     value = os.environ.get(name)
     if not value:
@@ -53,6 +58,11 @@ def idle_seconds() -> float:
 def hosted_api_key() -> str | None:
     """The key for hosted Tinker."""
     return os.environ.get("TINKER_API_KEY") or None
+
+
+def openai_api_key() -> str | None:
+    """The key for an OpenAI-compatible endpoint."""
+    return os.environ.get("OPENAI_API_KEY") or None
 
 
 def threads() -> int | None:
