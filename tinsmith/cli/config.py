@@ -1,18 +1,19 @@
-"""key=value words to a TrainConfig, or one sentence that says what is wrong with them."""
+"""Words of the command line to a configuration, or one sentence that says what is wrong with them."""
 
 from __future__ import annotations
 
 import difflib
 import math
-import shutil
-import textwrap
+import operator
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import chz
 from chz.blueprint import ConstructionException, ExtraneousBlueprintArg, InvalidBlueprintArg
+from chz.field import Field
+from chz.util import MISSING
 
 from tinsmith.envs import DEFAULT, ENVIRONMENTS
 from tinsmith.errors import ConfigError, TinsmithError, one_of
@@ -20,7 +21,24 @@ from tinsmith.records.files import Json
 from tinsmith.rl.config import EnvConfig, TrainConfig
 
 CHZ_ERRORS = (ConstructionException, ExtraneousBlueprintArg, InvalidBlueprintArg)
-HELP = "`tinsmith train --help` lists every key."
+YES, NO = ("true", "t", "1"), ("false", "f", "0")
+# Settings that trainers with this command line once had -> what to say of them.
+GONE = {
+    "minitb": "tasks in a terminal are not here yet; env=MathConfig trains on questions with answers, and "
+    "env.dataset says which",
+}
+
+# key -> where the configuration has what it comes to: a path made absolute, a default that depends on another
+RESOLVED = {
+    "optim.lr": "learning_rate",
+    "model_name": "base_model",
+    "load_checkpoint_path": "first_weights",
+}
+
+Config = TypeVar("Config")
+
+
+REQUIRED: Any = object()  # the default of a key that has none
 
 
 @dataclass(frozen=True)
@@ -30,133 +48,209 @@ class Key:
     name: str
     type: Any
     doc: str
+    default: Any = REQUIRED
 
 
 def parse(words: Sequence[str]) -> TrainConfig:
-    """The configuration that the words ask for; ConfigError is a sentence about the first wrong one."""
-    given = split(words)
-    env = given.get("env", DEFAULT.__name__)
-    if env not in ENVIRONMENTS:
-        raise ConfigError(one_of("env", env, list(ENVIRONMENTS)))
-    known = {key.name: key for key in keys(ENVIRONMENTS[env])}
-    for name, value in given.items():
-        if name not in known:
-            raise ConfigError(_unknown(name, list(known)))
-        _check_value(known[name], value)
+    """The training run that the words ask for; ConfigError is a sentence about the first wrong one."""
+    return parse_into(TrainConfig, words)
+
+
+def parse_into(target: type[Config], words: Sequence[str], command: str = "train") -> Config:
+    """The configuration that the words ask for; `command` is whose help the sentences point to.
+
+    A field named `env` takes the name of an environment, whose keys are then known too.
+    """
+    given = split(words, target, command)
+    env = environment(target, given)
+    known = {key.name: key for key in keys(target, env)}
+    for name, key in known.items():
+        if key.default is REQUIRED and name not in given and name != "env":
+            raise ConfigError(f"{name}=... must be given: {key.doc}. {_see(command)}")
+    values = {name: _read(known[name], text) for name, text in given.items() if name != "env"}
     try:
-        blueprint = chz.Blueprint(TrainConfig).apply({"env": ENVIRONMENTS[env]})
-        blueprint = blueprint.apply({k: chz.Castable(v) for k, v in given.items() if k != "env"})
-        return blueprint.make()
+        return chz.Blueprint(target).apply({"env": env} if env else {}).apply(values).make()
     except TinsmithError:
         raise
     except (*CHZ_ERRORS, ValueError, TypeError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
 
 
-def split(words: Sequence[str]) -> dict[str, str]:
-    """The words as keys and values; the last one wins when a key is given twice."""
+def split(
+    words: Sequence[str], target: type = TrainConfig, command: str = "train"
+) -> dict[str, str]:
+    """The words as full key names and their text; the last one wins when a key is given twice.
+
+    `batch-size=3`, `--batch-size=3` and `--batch_size 3` mean `batch_size=3`, a bare `--dry-run`
+    means `dry_run=true`, and `max_tokens=5` means `env.max_tokens=5`.
+    """
+    pairs = list(_pairs(words, target, command))
+    env = environment(target, {_underscored(name): text for name, text in pairs})
+    known = [key.name for key in keys(target, env)]
     given: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            near = difflib.get_close_matches(word.lstrip("-"), [key.name for key in keys()], n=1)
-            hint = f" Did you mean {near[0]}=...?" if near else f" {HELP}"
-            raise ConfigError(f"settings are written key=value (got {word!r}).{hint}")
-        given[name.lstrip("-")] = value
+    for name, text in pairs:
+        full = full_name(name, known)
+        if full is None:
+            raise ConfigError(_unknown(_underscored(name), known, command))
+        given[full] = text
     return given
 
 
-def keys(env: type[EnvConfig] = DEFAULT) -> Iterator[Key]:
-    """Every key in the order of the configuration, those of the environment included."""
-    for key in _fields(TrainConfig):
-        if key.name == "env":
-            yield key
-            yield from _fields(env, "env.")
-        elif chz.is_chz(key.type):
-            yield from _fields(key.type, f"{key.name}.")
+def _pairs(words: Sequence[str], target: type, command: str) -> Iterator[tuple[str, str]]:
+    """Every word, or a flag with the word after it, as the name typed and its text."""
+    kinds = {key.name: key.type for key in every_key(target)}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, text = word.partition("=")
+        bare = name.lstrip("-")
+        if equals and bare:
+            yield bare, text
+        elif not equals and word.startswith("--") and bare:
+            if kinds.get(full_name(bare, list(kinds)) or "") is bool:
+                yield bare, rest.pop(0) if rest and rest[0].lower() in YES + NO else "true"
+            elif rest and not rest[0].startswith("--"):
+                yield bare, rest.pop(0)
+            else:
+                full = full_name(bare, list(kinds))
+                if full is None:
+                    raise ConfigError(_unknown(_underscored(bare), list(kinds), command))
+                raise ConfigError(f"{word} must be followed by its value, as in {full}=... .")
         else:
-            yield key
+            near = difflib.get_close_matches(_underscored(bare), list(kinds), n=1)
+            hint = f"Did you mean {near[0]}=...?" if near else _see(command)
+            raise ConfigError(f"settings are written key=value (got {word!r}). {hint}")
 
 
-def _fields(config: Any, prefix: str = "") -> Iterator[Key]:
+def full_name(name: str, known: Sequence[str]) -> str | None:
+    """The key that a typed name means, the environment's without their prefix too; None for none."""
+    name = _underscored(name)
+    return next((full for full in (name, f"env.{name}") if full in known), None)
+
+
+def _underscored(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def has_env(target: type) -> bool:
+    return "env" in chz.chz_fields(target)
+
+
+def environment(target: type, given: Mapping[str, str]) -> type[EnvConfig] | None:
+    """The environment asked for, or the usual one; None when the configuration has none."""
+    if not has_env(target):
+        return None
+    name = given.get("env", DEFAULT.__name__)
+    if name not in ENVIRONMENTS:
+        raise ConfigError(one_of("env", name, list(ENVIRONMENTS)))
+    return ENVIRONMENTS[name]
+
+
+def keys(target: type = TrainConfig, env: type[EnvConfig] | None = None) -> Iterator[Key]:
+    """Every key in the order of the configuration, those of the environment included."""
+    for key in _fields(target):
+        yield key
+        if key.name == "env":
+            yield from _fields(env or DEFAULT, "env.")
+
+
+def every_key(target: type) -> Iterator[Key]:
+    """The keys with those of every environment, whichever is asked for."""
+    if not has_env(target):
+        yield from keys(target)
+        return
+    for env in ENVIRONMENTS.values():
+        yield from keys(target, env)
+
+
+def _fields(config: Any, prefix: str = "", made: Any = None) -> Iterator[Key]:
+    """The keys of one configuration class; `made` holds their defaults where it is part of another."""
     for name, field in chz.chz_fields(config).items():
-        # chz has no public way to a field's documentation.
-        yield Key(prefix + name, field.final_type, field._doc)  # pyright: ignore[reportPrivateUsage]
+        default = _default(field) if made is None else getattr(made, name)
+        if chz.is_chz(field.final_type) and name != "env":
+            nested = None if default is REQUIRED else default
+            yield from _fields(field.final_type, f"{prefix}{name}.", nested)
+        else:
+            # chz has no public way to a field's documentation.
+            doc = field._doc  # pyright: ignore[reportPrivateUsage]
+            yield Key(prefix + name, field.final_type, doc, default)
 
 
-def flat(config: TrainConfig) -> Json:
+def _default(field: Field) -> Any:
+    # Nor is there one to a field's default.
+    value, make = field._default, field._default_factory  # pyright: ignore[reportPrivateUsage]
+    if callable(make):
+        return make()
+    return REQUIRED if value is MISSING else value
+
+
+def flat(config: Any) -> Json:
     """Every key with its resolved value, as it is written in run.json."""
-    values = {key.name: _value(config, key.name) for key in keys(type(config.env))}
-    values["optim.lr"] = config.learning_rate
-    values["model_name"] = config.base_model
-    return values
+    env = type(config.env) if has_env(type(config)) else None
+    return {key.name: value_of(config, key.name) for key in keys(type(config), env)}
 
 
-def _value(config: TrainConfig, name: str) -> Any:
-    value: Any = config
-    for part in name.split("."):
-        value = getattr(value, part)
-    return type(value).__name__ if isinstance(value, EnvConfig) else value
+def value_of(config: Any, name: str) -> Any:
+    """The resolved value of one key, as JSON has it."""
+    try:
+        value = operator.attrgetter(RESOLVED.get(name, name))(config)
+    except AttributeError:  # a configuration without this key resolved otherwise
+        value = operator.attrgetter(name)(config)
+    if isinstance(value, EnvConfig):
+        return type(value).__name__
+    return list(value) if isinstance(value, tuple) else value
 
 
-def help_text() -> str:
-    """Each key with its default and what it means."""
-    default = parse([])
-    rows = [(f"{key.name}={_shown(_value(default, key.name))}", _meaning(key)) for key in keys()]
-    left = min(max(len(first) for first, _ in rows), 40) + 2
-    width = max(shutil.get_terminal_size((100, 20)).columns - left - 4, 30)
-    lines = [
-        "tinsmith train key=value ...   train a model by reinforcement learning and watch it",
-        "",
-        "Every key has a default; these are all of them:",
-    ]
-    for first, meaning in rows:
-        wrapped = textwrap.wrap(meaning, width) or [""]
-        lines.append(f"  {first:<{left}}{wrapped[0]}")
-        lines.extend(" " * (left + 2) + more for more in wrapped[1:])
-    lines += [
-        "",
-        "The same command with the log_path of an earlier run goes on from its last checkpoint.",
-    ]
-    return "\n".join(lines)
+def reproducing_command(config: Any, words: Sequence[str], command: str = "train") -> list[str]:
+    """The words that make the same run again from any directory, in a run directory of its own."""
+    given = split(words, type(config), command)
+    values = {name: value_of(config, name) for name in given}
+    kept = {
+        name: values[name] if isinstance(values[name], str) else text
+        for name, text in given.items()
+        if name not in ("log_path", "dry_run")
+    }
+    return ["tinsmith", command, *(f"{name}={text}" for name, text in kept.items())]
 
 
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _see(command: str) -> str:
+    return f"`tinsmith {command} --help` lists every key."
 
 
-def _meaning(key: Key) -> str:
-    if key.name == "env":
-        return f"{key.doc}: {', '.join(ENVIRONMENTS)}"
-    choices = typing.get_args(key.type) if typing.get_origin(key.type) is typing.Literal else ()
-    return f"{key.doc} ({', '.join(map(str, choices))})" if choices else key.doc
-
-
-def _unknown(name: str, known: list[str]) -> str:
+def _unknown(name: str, known: Sequence[str], command: str) -> str:
+    first = name.split(".")[0]
+    if first in GONE:
+        return f"there is no setting {name!r}: {GONE[first]}."
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if not near:  # the right word without its prefix, such as lr for optim.lr
         near = [key for key in known if key.rpartition(".")[2] == name]
-    hint = f" Did you mean {near[0]}?" if near else f" {HELP}"
-    return f"there is no setting {name!r}.{hint}"
+    hint = f"Did you mean {near[0]}?" if near else _see(command)
+    return f"there is no setting {name!r}. {hint}"
 
 
-def _check_value(key: Key, value: str) -> None:
-    """Whether the text can be read as the key's type: a sentence of ours instead of chz's."""
+def _read(key: Key, text: str) -> Any:
+    """The text as the key's type; ConfigError says what was expected."""
     if typing.get_origin(key.type) is typing.Literal:
-        choices = [str(choice) for choice in typing.get_args(key.type)]
-        if value not in choices:
-            raise ConfigError(one_of(key.name, value, choices))
-        return
+        choices = {str(choice): choice for choice in typing.get_args(key.type)}
+        if text not in choices:
+            raise ConfigError(one_of(key.name, text, list(choices)))
+        return choices[text]
+    if typing.get_origin(key.type) is tuple:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return tuple(_read(Key(key.name, typing.get_args(key.type)[0], key.doc), p) for p in parts)
     kinds = typing.get_args(key.type) or (key.type,)
-    if type(None) in kinds and value == "None":
-        return
-    if not any(_reads_as(kind, value) for kind in kinds):
-        expected = " or ".join(_NAMES[kind] for kind in kinds if kind in _NAMES)
-        raise ConfigError(f"{key.name} must be {expected} (got {value!r}).")
+    if type(None) in kinds and text in ("None", "none"):
+        return None
+    for kind in sorted(kinds, key=lambda kind: kind is str):  # text reads as anything: last
+        value = _read_as(kind, text)
+        if value is not None:
+            return value
+    expected = " or ".join(_NAMES[kind] for kind in kinds if kind in _NAMES)
+    raise ConfigError(f"{key.name} must be {expected} (got {text!r}).")
 
 
 _NAMES: dict[Any, str] = {
-    bool: "True or False",
+    bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "text",
@@ -164,12 +258,14 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def _reads_as(kind: Any, value: str) -> bool:
+def _read_as(kind: Any, text: str) -> bool | int | float | str | None:
+    """The text as one simple type; None when it is none."""
     if kind is bool:
-        return value.lower() in ("true", "false", "t", "f", "1", "0")
+        return True if text.lower() in YES else False if text.lower() in NO else None
     if kind in (int, float):
         try:
-            return not math.isnan(kind(value))
+            value = kind(text)
         except ValueError:
-            return False
-    return kind is not type(None)
+            return None
+        return None if math.isnan(value) else value
+    return text if kind is str else None

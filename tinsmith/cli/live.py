@@ -43,7 +43,7 @@ def watch(run_dir: Path, *, child: bool = True, pid: int | None = None) -> int:
             snapshot = _watch_live(console, follower, control, keys)
         else:
             since = None if child else time.time()
-            snapshot = _watch_lines(follower, control, keys, LineView(since))
+            snapshot = _watch_lines(follower, control, keys, LineView(since, follower.rollouts))
     if control.left and not snapshot.status.over:
         name = reference(run_dir)
         print(f"{run_dir.name} goes on. Watch it: tinsmith runs watch {name}")

@@ -12,16 +12,14 @@ from rich.rule import Rule
 from rich.text import Text
 
 from tinsmith.cli import examples
+from tinsmith.cli.figures import LABEL, WARNING, figures, labelled, plain
 from tinsmith.cli.terminal import clean
-from tinsmith.cli.words import bar, count, duration, number, share, sparkline
+from tinsmith.cli.words import bar, duration
 from tinsmith.records.files import Json
-from tinsmith.records.metrics import METRICS
 from tinsmith.records.rollout import RolloutRecord
 from tinsmith.records.run import RunInfo, RunStatus
 from tinsmith.runs.follow import Snapshot
 
-LABEL = 9
-WARNING = "yellow"
 # The phases before the first measurement, as the trainer names them, and what each one brings.
 STAGES = {"connect": "service", "load model": "model and problems"}
 KEYS = "r rollouts · l log · q leave (the run goes on) · s stop"
@@ -51,7 +49,7 @@ class Frame:
 def draw(snapshot: Snapshot, frame: Frame) -> Group:
     """The whole view as lines that never exceed the terminal's height."""
     head = [*_head(snapshot, frame), Rule(style="dim"), *_progress(snapshot, frame)]
-    middle = _metrics(snapshot)
+    middle = figures(snapshot, frame.width, frame.rollouts)
     foot = _notes(snapshot)
     blocks: list[list[RenderableType]] = [[*head]]
     if middle:
@@ -67,26 +65,26 @@ def draw(snapshot: Snapshot, frame: Frame) -> Group:
 
 
 def _head(snapshot: Snapshot, frame: Frame) -> list[Text]:
-    lines = [_line("run", title(snapshot))]
+    lines = [labelled("run", title(snapshot))]
     if snapshot.info is not None:
         lines += _changed(snapshot.info.changed, frame.width)
     if frame.prompt:
-        lines.append(_line("keys", frame.prompt, style=f"bold {WARNING}"))
+        lines.append(labelled("keys", frame.prompt, style=f"bold {WARNING}"))
     else:
-        lines.append(_line("keys", KEYS, style="dim"))
+        lines.append(labelled("keys", KEYS, style="dim"))
     return lines
 
 
 def _changed(given: Sequence[str], width: int) -> list[Text]:
     """The settings that were given, on as many lines as they need."""
     if not given:
-        return [_line("changed", "nothing: every setting is the default")]
+        return [labelled("changed", "nothing: every setting is the default")]
     rows = [""]
     for item in map(clean, given):
         if rows[-1] and LABEL + len(rows[-1]) + 2 + len(item) > width:
             rows.append("")
         rows[-1] += f"  {item}" if rows[-1] else item
-    return [_line("" if index else "changed", row) for index, row in enumerate(rows)]
+    return [labelled("" if index else "changed", row) for index, row in enumerate(rows)]
 
 
 def title(snapshot: Snapshot) -> str:
@@ -118,7 +116,7 @@ def setting(info: RunInfo, key: str) -> Any:
 def _progress(snapshot: Snapshot, frame: Frame) -> list[Text]:
     info = snapshot.info
     if info is None:
-        return [_plain("starting…")]
+        return [plain("starting…")]
     if not snapshot.metrics and not info.status.over:
         return [_checklist(snapshot), _this_step(snapshot, frame, 20)]
     width = max(min(frame.width - 52, 60), 8)
@@ -127,7 +125,7 @@ def _progress(snapshot: Snapshot, frame: Frame) -> list[Text]:
     if pace := seconds_a_step(snapshot):
         timing.append(f"{pace:.1f} s/step")
     status = "" if info.status is RunStatus.RUNNING else f"  {info.status}"
-    step = _plain("").append(f"step {info.step}/{info.total_steps}".ljust(13), style="bold")
+    step = plain("").append(f"step {info.step}/{info.total_steps}".ljust(13), style="bold")
     step.append(bar(info.step, info.total_steps, width), style="cyan")
     step.append(f"  {' · '.join(timing)}{status}")
     return [step, _this_step(snapshot, frame, width)]
@@ -138,7 +136,7 @@ def _checklist(snapshot: Snapshot) -> Text:
     ready = any(event.get("kind") == "ready" for event in snapshot.events)
     phase = snapshot.progress.phase if snapshot.progress else ""
     done = len(STAGES) if ready else list(STAGES).index(phase) if phase in STAGES else 0
-    text = _plain("start".ljust(13))
+    text = plain("start".ljust(13))
     for index, stage in enumerate(STAGES.values()):
         text.append("✓ " if index < done else "… ", style="green" if index < done else "dim")
         text.append(f"{stage}   ")
@@ -147,7 +145,7 @@ def _checklist(snapshot: Snapshot) -> Text:
 
 def _this_step(snapshot: Snapshot, frame: Frame, width: int) -> Text:
     progress = snapshot.progress
-    text = _plain("this step".ljust(13))
+    text = plain("this step".ljust(13))
     if progress is None:
         return text.append("–", style="dim")
     text.append(clean(progress.phase))
@@ -175,130 +173,6 @@ def remaining(snapshot: Snapshot, now: float) -> float | None:
     return max((info.total_steps - info.step) * pace - spent, 0.0)
 
 
-# ── the metrics ──────────────────────────────────────────────────────────────────────────────
-
-
-def _metrics(snapshot: Snapshot) -> list[Text]:
-    lines: list[Text] = []
-    steps, evaluations = snapshot.steps, snapshot.evaluations
-    if steps:
-        lines += [_reward(steps), _groups(steps[-1]), _update(steps[-1]), _speed(steps[-1])]
-    if evaluations:
-        lines.append(_held_out(evaluations))
-    lines += [_line("look", reason, style=WARNING) for reason in concerns(snapshot)]
-    return lines
-
-
-def _reward(steps: Sequence[Json]) -> Text:
-    last = steps[-1]
-    text = _line("reward", f"{last['reward']:.2f} ")
-    text.append(sparkline([line["reward"] for line in steps]), style="green")
-    for name, label in (
-        ("correct", "correct"),
-        ("well_formed", "well-formed"),
-        ("cut_off", "cut off"),
-    ):
-        if name in last:
-            text.append("   ")
-            text.append(f"{label} {share(last[name])}", style=_style(name, last))
-    if "tokens" in last:
-        text.append(f"   tokens {last['tokens']:.1f} ")
-        text.append(sparkline([line.get("tokens", 0.0) for line in steps], 6), style="dim")
-    return text
-
-
-def _groups(last: Json) -> Text:
-    kinds = [
-        f"{label} {last[name]:.0f}"
-        for name, label in (
-            ("groups/mixed", "mixed"),
-            ("groups/all_right", "all right"),
-            ("groups/all_wrong", "all wrong"),
-        )
-        if name in last
-    ]
-    text = _line("groups", " · ".join(kinds))
-    if "trained_rollouts" in last and "rollouts" in last:
-        text.append(
-            f"     trained on {last['trained_rollouts']:.0f} of {last['rollouts']:.0f} rollouts"
-        )
-    if failed := last.get("failed_rollouts"):
-        text.append(f" · {failed:.0f} failed", style=_style("failed_rollouts", last))
-    return text
-
-
-def _update(last: Json) -> Text:
-    shown = (
-        ("kl", "sampler≠trainer KL"),
-        ("entropy", "entropy"),
-        ("grad_norm", "grad"),
-        ("loss", "loss"),
-        ("lr", "lr"),
-    )
-    parts = [
-        Text(f"{label} {number(last[name])}", style=_style(name, last))
-        for name, label in shown
-        if name in last
-    ]
-    return _line("update", "").append_text(
-        Text(" · ").join(parts) if parts else Text("none: no signal")
-    )
-
-
-def _speed(last: Json) -> Text:
-    parts = [
-        f"{label} {count(last[name])} tok/s"
-        for name, label in (
-            ("time/sampled_tokens_per_second", "sample"),
-            ("time/trained_tokens_per_second", "train"),
-        )
-        if name in last
-    ]
-    spent = [
-        f"{label} {last[name]:.1f} s"
-        for name, label in (
-            ("time/sample", "sample"),
-            ("time/train", "train"),
-            ("time/publish", "publish"),
-            ("time/save", "save"),
-        )
-        if name in last
-    ]
-    text = _line("speed", " · ".join(parts))
-    return text.append(f"     step: {', '.join(spent)}" if spent else "", style="dim")
-
-
-def _held_out(evaluations: Sequence[Json]) -> Text:
-    first, last = evaluations[0], evaluations[-1]
-    words = f"{first['eval/reward']:.2f} at step {first['step']}"
-    if last is not first:
-        words += f" → {last['eval/reward']:.2f} at step {last['step']}"
-    if "eval/problems" in last:
-        words += f"   ({last['eval/problems']:.0f} problems never trained on)"
-    return _line("held out", words)
-
-
-def concerns(snapshot: Snapshot) -> list[str]:
-    """Why the latest metrics deserve a look, a sentence each."""
-    latest: Json = {}
-    for line in (*snapshot.evaluations[-1:], *snapshot.steps[-1:]):
-        latest |= line
-    return concerns_of(latest)
-
-
-def concerns_of(line: Json) -> list[str]:
-    """The metrics of a line that have left their healthy range, each with its reason."""
-    return [
-        f"{name} {number(line[name])}: {reason}"
-        for name, metric in METRICS.items()
-        if name in line and (reason := metric.concern(line[name]))
-    ]
-
-
-def _style(name: str, line: Json) -> str:
-    return WARNING if METRICS[name].concern(line[name]) else ""
-
-
 # ── the lower part ───────────────────────────────────────────────────────────────────────────
 
 
@@ -307,7 +181,7 @@ def _body(snapshot: Snapshot, frame: Frame, room: int) -> list[Text]:
         return []
     if frame.body is Body.LOG:
         tail = frame.log[-room:] or ["(the log is empty)"]
-        return [_plain(clean(line)) for line in tail]
+        return [plain(clean(line)) for line in tail]
     found = examples.groups(frame.rollouts)
     if not snapshot.steps:
         tried = examples.groups(frame.rollouts, split="eval")
@@ -315,7 +189,7 @@ def _body(snapshot: Snapshot, frame: Frame, room: int) -> list[Text]:
         return [examples.untrained(record, frame.width) for record in wrong_first[: min(room, 3)]]
     if frame.body is Body.ROLLOUTS:
         if not found:
-            return [_plain("(no rollouts yet)")]
+            return [plain("(no rollouts yet)")]
         lines = [
             line
             for group in examples.telling(found, len(found))
@@ -329,7 +203,7 @@ def _notes(snapshot: Snapshot) -> list[Text]:
     notes = [note for event in snapshot.events[-12:] if (note := describe(event))]
     if not notes:
         return []
-    return [_line("note", " · ".join(notes[-3:][::-1]))]
+    return [labelled("note", " · ".join(notes[-3:][::-1]))]
 
 
 def describe(event: Json) -> str:
@@ -348,11 +222,3 @@ def describe(event: Json) -> str:
         case "warned":
             return f"step {step}: {message}"
     return f"step {step}: {kind} {message}".rstrip()
-
-
-def _line(label: str, words: str, style: str = "") -> Text:
-    return _plain("").append(label.ljust(LABEL), style="bold").append(words, style=style)
-
-
-def _plain(words: str) -> Text:
-    return Text(words, no_wrap=True, overflow="ellipsis")

@@ -9,11 +9,13 @@ from typing import Any
 
 import click
 
+from tinsmith.cli.figures import concerns, figure
 from tinsmith.cli.options import run_command
-from tinsmith.cli.panel import concerns, describe, setting, title
+from tinsmith.cli.panel import describe, setting, title
 from tinsmith.cli.summary import achievement, resume_command
 from tinsmith.cli.terminal import clean
-from tinsmith.cli.words import ago, duration, number, share
+from tinsmith.cli.words import ago, duration, number
+from tinsmith.records.files import Json
 from tinsmith.records.metrics import METRICS
 from tinsmith.records.reader import RunReader
 from tinsmith.records.run import RunStatus
@@ -129,18 +131,22 @@ def _row(run: Run) -> tuple[str, ...]:
         clean(run.name, 40),
         run.info.status.value,
         _steps(run),
-        _first_to_last([line["reward"] for line in snapshot.steps]),
-        _first_to_last([line["eval/reward"] for line in snapshot.evaluations]),
+        _first_to_last(snapshot.steps, snapshot.headline),
+        _first_to_last(snapshot.evaluations, f"eval/{snapshot.headline}"),
         ago(time.time() - run.info.created_at),
         clean(str(task), 24) if isinstance(task, str) else "–",
         clean(str(setting(run.info, "model_name") or "–"), 32),
     )
 
 
-def _first_to_last(values: list[float]) -> str:
+def _first_to_last(lines: list[Json], name: str) -> str:
+    """0.18 → 0.97; what is no reward carries its name."""
+    values = [line[name] for line in lines if name in line]
     if not values:
         return "–"
-    return f"{values[0]:.2f}" if len(values) == 1 else f"{values[0]:.2f} → {values[-1]:.2f}"
+    label = "" if name.endswith("reward") else f"{name.removeprefix('eval/')} "
+    words = f"{values[0]:.2f}" if len(values) == 1 else f"{values[0]:.2f} → {values[-1]:.2f}"
+    return label + words
 
 
 def _snapshot(run: Run) -> Snapshot:
@@ -167,6 +173,9 @@ def _description(run: Run) -> list[str]:
         lines.append(
             f"weights  {clean(checkpoints[-1].sampler_path or checkpoints[-1].state_path)}"
         )
+    if (best := RunReader(run.directory).best_checkpoint()) and best.step != checkpoints[-1].step:
+        where = clean(best.sampler_path or best.state_path)
+        lines.append(f"best     {where} ({number(best.score or 0.0)} held out at step {best.step})")
     lines += [f"files    {run.directory}", f"log      {RunReader(run.directory).layout.latest_log}"]
     if info.status is not RunStatus.FINISHED and info.status.over:
         lines.append(f"resume   {resume_command(run.directory, info)}")
@@ -181,7 +190,5 @@ def _latest_metrics(snapshot: Snapshot) -> list[str]:
     lines = ["", f"metrics of step {last['step']}"]
     for name, metric in METRICS.items():
         if name in last and name != "time/at":
-            value = share(last[name]) if metric.unit == "share" else number(last[name])
-            unit = metric.unit if metric.unit not in ("", "share") else ""
-            lines.append(f"  {name:<32}{f'{value} {unit}':<18}{metric.meaning}")
+            lines.append(f"  {name:<32}{figure(name, last[name]):<18}{metric.meaning}")
     return lines

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from tinsmith.cli.examples import learned
+from tinsmith.cli.figures import best_point, pass_rates
 from tinsmith.cli.panel import setting
 from tinsmith.cli.terminal import clean
 from tinsmith.errors import RunError
@@ -34,6 +35,7 @@ def summary(snapshot: Snapshot, reader: RunReader) -> list[str]:
         return lines  # nothing was learnt, and the same command would fail again
     if progress := achievement(snapshot):
         lines.append(progress)
+    lines += _held_out(snapshot)
     if len(tried := snapshot.evaluations) > 1:
         before, after = (
             reader.rollouts(line["step"], split="eval") for line in (tried[0], tried[-1])
@@ -44,22 +46,32 @@ def summary(snapshot: Snapshot, reader: RunReader) -> list[str]:
 
 
 def achievement(snapshot: Snapshot) -> str | None:
-    """reward 0.18 → 0.97 in 40 steps: on held-out problems when they were tried twice."""
-    steps, evaluations = snapshot.steps, snapshot.evaluations
+    """reward 0.18 → 0.97 in 40 steps: on what was held out when it was tried twice."""
+    name = snapshot.headline
+    steps, points = snapshot.steps, snapshot.evaluations
     if not steps:
         return None
     took = f"in {steps[-1]['step']} step{'s' if steps[-1]['step'] != 1 else ''}"
-    if len(evaluations) > 1:
-        before, after = evaluations[0], evaluations[-1]
-        count = f"{after['eval/problems']:.0f} " if "eval/problems" in after else ""
-        return (
-            f"reward {before['eval/reward']:.2f} → {after['eval/reward']:.2f} {took} "
-            f"(mean over {count}held-out problems, before and after)"
-        )
-    return (
-        f"reward {steps[0]['reward']:.2f} → {steps[-1]['reward']:.2f} {took} "
-        "(training problems, first and last step)"
-    )
+    what = "problems" if name == "reward" else "conversations"
+    tried = [one for one in points if f"eval/{name}" in one]
+    if len(tried) > 1:
+        values = [one[f"eval/{name}"] for one in tried]
+        counted = tried[-1].get(f"eval/{what}")
+        count = f"{counted:.0f} " if counted else ""
+        where = f"mean over {count}held-out {what}, before and after"
+    else:
+        values = [one[name] for one in steps if name in one]
+        where = f"training {what}, first and last step"
+    return f"{name} {values[0]:.2f} → {values[-1]:.2f} {took} ({where})" if values else None
+
+
+def _held_out(snapshot: Snapshot) -> list[str]:
+    """Pass rates after the last step, and the best of the evaluations when it is not the last."""
+    if not snapshot.evaluations:
+        return []
+    words = [*pass_rates(snapshot.evaluations[-1]), best_point(snapshot)]
+    shown = [one for one in words if one]
+    return [f"held out {' · '.join(shown)}"] if shown else []
 
 
 def _outcome(snapshot: Snapshot, info: RunInfo, log: list[str]) -> list[str]:
@@ -94,7 +106,7 @@ def _next(directory: Path, info: RunInfo) -> list[str]:
     if info.status is RunStatus.FINISHED:
         commands = [
             f"tinsmith runs show {name}",
-            f"tinsmith runs watch {name}",
+            f"tinsmith chat {name}",
             another_command(info),
         ]
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from tinsmith.records.rollout import RolloutRecord
 from tinsmith.records.run import RunInfo, RunStatus
 from tinsmith.runs import process
 from tinsmith.runs.manager import read_truth
+
+HEADLINES = ("reward", "nll")  # what a run may be judged by: the first one that it measures
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,29 @@ class Snapshot:
     @property
     def steps(self) -> list[Json]:
         """The lines of training steps; the evaluation before the first one is not a step."""
-        return [line for line in self.metrics if "reward" in line]
+        return [line for line in self.metrics if is_step(line)]
 
     @property
     def evaluations(self) -> list[Json]:
-        return [line for line in self.metrics if "eval/reward" in line]
+        return [line for line in self.metrics if any(f"eval/{name}" in line for name in HEADLINES)]
+
+    @property
+    def headline(self) -> str:
+        """What this run is judged by: the metric's name, which held-out lines have after `eval/`."""
+        return headline(self.metrics)
+
+
+def headline(lines: Sequence[Json]) -> str:
+    """The metric that a run with these lines is judged by."""
+    for name in HEADLINES:
+        if any(name in line or f"eval/{name}" in line for line in lines):
+            return name
+    return HEADLINES[0]
+
+
+def is_step(line: Json) -> bool:
+    """Whether a line of metrics tells of a training step, be it beside an evaluation."""
+    return any(name != "step" and not name.startswith(("eval/", "time/")) for name in line)
 
 
 class RunFollower:

@@ -134,3 +134,23 @@ def test_a_run_that_will_not_stop_is_ended_and_says_so(
     assert run["status"] == RunStatus.STOPPED
     assert "had not stopped" in run["message"]
     assert not process.is_alive(pid, started or 0.0)
+
+
+def test_show_names_the_best_checkpoint(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = synthetic.running(home / "runs" / "calm-anvil", steps=3)
+    writer.checkpoint(3, "tinker://m/weights/3", "tinker://m/sampler_weights/3", {}, score=0.9)
+    writer.checkpoint(4, "tinker://m/weights/4", "tinker://m/sampler_weights/4", {}, score=0.5)
+    shown = said(capsys, "show", "calm-anvil")
+    assert "weights  tinker://m/sampler_weights/4" in shown
+    assert "best     tinker://m/sampler_weights/3 (0.9 held out at step 3)" in shown
+
+
+def test_runs_of_both_kinds_are_listed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    synthetic.finished(home / "runs" / "calm-anvil")
+    writer = synthetic.running(home / "runs" / "warm-start", steps=0)
+    writer.start_at(None)
+    writer.metrics(0, {"eval/nll": 2.5})
+    writer.metrics(1, {"nll": 2.0, "eval/nll": 1.5})
+    rows = said(capsys).splitlines()
+    assert any("nll 2.00" in row and "nll 2.50 → 1.50" in row for row in rows)
+    assert any("0.20 → 0.80" in row and "0.18 → 0.97" in row for row in rows)

@@ -56,7 +56,7 @@ def test_every_section_is_there(tmp_path: Path) -> None:
         "4.1 s/step",
         "sample 312/400 ━━━━━━━━━━━━━━━╸────",
         "reward   0.40 ▂▄   correct 40 %   well-formed 98 %   cut off 1.2 %   tokens 3.8 ▄▄",
-        "groups   mixed 46 · all right 41 · all wrong 13     trained on 184 of 400 rollouts",
+        "groups   mixed 56 · all right 31 · all wrong 13 · trained on 184 of 400 rollouts",
         "update   sampler≠trainer KL 0.0004 · entropy 1.31 · grad 0.42 · lr 0.0001",
         "speed    sample 1.9k tok/s · train 3.2k tok/s",
         "held out 0.18 at step 0   (200 problems never trained on)",
@@ -75,6 +75,135 @@ def test_a_metric_outside_its_range_is_yellow_with_the_reason(tmp_path: Path) ->
     assert "\x1b[33mcut off 50 %" in shown
     assert "raise env.max_tokens" in shown
     assert "\x1b[33mwell-formed" not in shown
+
+
+def test_all_that_a_run_may_measure_is_shown(tmp_path: Path) -> None:
+    writer = synthetic.running(tmp_path / "run")
+    writer.rollouts(
+        [
+            synthetic.rollout(3, "p1", 0, "75", error="the sandbox is gone", reward=None),
+            synthetic.rollout(3, "p1", 1, "75", error="too slow", reward=None),
+            synthetic.rollout(3, "p1", 2, "75", retried=["too slow", "odd"]),
+        ]
+    )
+    values = synthetic.metrics(
+        3, time__waiting=0.321, time__sampler_waiting=2.04, time__trainer_waiting=0.5, time__sample=3.0,
+        staleness=1.25, staleness_max=2.0, groups__resampled=12.0, groups__stale=3.0, retried_rollouts=5.0,
+        failed_rollouts=3.0, kl_base=0.02, ratio=1.01, clipped=0.05, updates=4.0, epoch=1.5, lr=5e-5,
+    )  # fmt: skip
+    writer.metrics(3, values)
+    follower = RunFollower(tmp_path / "run")
+    shown = drawn(follower, width=200)
+    for words in (
+        "all wrong 13 · 12 resampled · 3 thrown away as too old · trained on 184 of 400 rollouts",
+        "rollouts 3 failed · 5 tried again · mostly: too slow (×2)",
+        "KL 0.0004 · KL from the base 0.02 · entropy 1.31 · ratio 1.01 · clipped 5.0 % · grad 0.42",
+        "weights 1.25 steps old (at most 2) · lr 5e-5 ██▅ · 4 updates · epoch 1.50",
+        "waiting 32 % (sampler 2.0 s, trainer 0.5 s) · step: sample 3.0 s",
+        "look     failed_rollouts 3: some rollouts failed",
+    ):
+        assert words in shown
+    narrow = drawn(follower, width=60)
+    for words in ("3 thrown away as too old", "weights 1.25 steps old", "4 updates"):
+        assert words in narrow, "what does not fit goes on the next line"
+    told = LineView(rollouts=follower.rollouts).update(follower.poll())
+    step = next(line for line in told if line.startswith("step 3/4"))
+    for words in (
+        "| 3 failed | 5 tried again | 12 resampled | 3 too old |",
+        "kl_base 0.02",
+        "staleness 1.25",
+        "waiting 32 %",
+        "lr 5e-5",
+        "mostly: too slow (×2)",
+    ):
+        assert words in step
+
+
+def test_what_trends_badly_is_told(tmp_path: Path) -> None:
+    writer = synthetic.running(tmp_path / "run")
+    writer.metrics(3, synthetic.metrics(3, entropy=0.14, groups__mixed=45.0))
+    follower = RunFollower(tmp_path / "run")
+    assert "look" not in drawn(follower), "0.14 of 1.31 and 45 of 89 are just enough"
+    writer.metrics(4, synthetic.metrics(4, entropy=0.12, groups__mixed=43.0))
+    shown = drawn(follower, color=True, width=200)
+    assert "entropy 0.12 nats: less than a tenth of its first value" in shown
+    assert "\x1b[33mentropy 0.12" in shown
+    assert "groups/mixed 43: more than half of the problems teach nothing" in shown
+    assert "\x1b[33mmixed 43" in shown
+
+
+def test_evaluations_are_points_with_their_intervals(tmp_path: Path) -> None:
+    writer = synthetic.running(tmp_path / "run")
+    for step, reward in ((3, 0.8), (4, 0.6)):
+        writer.checkpoint(step, f"tinker://m/weights/{step}", None, {})
+        writer.metrics(
+            step,
+            synthetic.metrics(step)
+            | {
+                "eval/reward": reward,
+                "eval/reward_low": reward - 0.05,
+                "eval/reward_high": reward + 0.05,
+                "eval/pass@1": reward,
+                "eval/pass@1_low": reward - 0.06,
+                "eval/pass@1_high": reward + 0.06,
+                "eval/pass@k": 0.9,
+                "eval/samples": 4.0,
+                "eval/problems": 200.0,
+            },
+        )
+    follower = RunFollower(tmp_path / "run")
+    shown = drawn(follower, width=200)
+    assert (
+        "held out 0.18 at step 0 → 0.60 [0.55–0.65] at step 4 ▂▇▅   pass@1 60 % [54–66 %]   pass@4 90 %   "
+        "best 0.80 at step 3 (saved)   (200 problems never trained on)"
+    ) in shown
+    told = LineView().update(follower.poll())
+    assert (
+        "held out after step 3: reward 0.80 over 200 problems | pass@1 80 % [74–86 %] | pass@4 90 %"
+        in told
+    )
+    writer.finish(RunStatus.FINISHED)
+    assert last_words(tmp_path / "run")[:2] == [
+        "reward 0.18 → 0.60 in 4 steps (mean over 200 held-out problems, before and after)",
+        "held out pass@1 60 % [54–66 %] · pass@4 90 % · best 0.80 at step 3 (saved)",
+    ]
+
+
+def test_a_run_that_is_not_judged_by_reward(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    start = synthetic.info("run", command=["tinsmith", "sft", "data=x.jsonl"])
+    writer = RunWriter(tmp_path / "run", start, clock=synthetic.Clock())
+    writer.metrics(0, {"eval/nll": 2.5, "eval/conversations": 20.0})
+    for step, nll in ((1, 2.4), (2, 1.2)):
+        writer.metrics(
+            step,
+            {"nll": nll, "conversations": 32.0, "trained_tokens": 1500.0, "lr": 1e-4, "time/step": 2.0},
+        )  # fmt: skip
+    writer.metrics(3, {"nll": 1.1, "time/step": 2.0, "eval/nll": 1.3, "eval/conversations": 20.0})
+    follower = RunFollower(tmp_path / "run")
+    shown = drawn(follower)
+    assert "nll      1.10 █▁▁" in shown
+    assert (
+        "held out 2.50 at step 0 → 1.30 at step 3 █▁   (20 conversations never trained on)" in shown
+    )
+    assert "groups" not in shown
+    told = LineView().update(follower.poll())
+    assert "held out after step 0: nll 2.50 over 20 conversations" in told
+    assert "step 1/4 | nll 2.40 | 2.0 s | 6s left" in told
+    writer.finish(RunStatus.FINISHED)
+    assert last_words(tmp_path / "run")[0] == (
+        "nll 2.50 → 1.30 in 3 steps (mean over 20 held-out conversations, before and after)"
+    )
+
+
+def test_a_step_whose_rollouts_all_failed_is_still_a_step(tmp_path: Path) -> None:
+    writer = synthetic.running(tmp_path / "run")
+    writer.metrics(3, {"rollouts": 8.0, "failed_rollouts": 8.0, "time/step": 1.0})
+    follower = RunFollower(tmp_path / "run")
+    shown = drawn(follower)
+    assert "reward   none ▂▄" in shown
+    assert "update   none: no signal" in shown
+    assert any(line.startswith("step 3/4 | reward none") for line in LineView().update(follower.poll()))  # fmt: skip
 
 
 def test_the_panel_never_exceeds_the_terminal(tmp_path: Path) -> None:
@@ -171,7 +300,7 @@ def test_lines_tell_everything_once_and_in_order(tmp_path: Path) -> None:
     assert first[0].startswith("run · arithmetic")
     assert first[3] == "held out after step 0: reward 0.18 over 200 problems"
     assert first[4].startswith(
-        "step 1/4 | reward 0.20 | correct 20 % | cut off 1.2 % | mixed 46 of 100"
+        "step 1/4 | reward 0.20 | correct 20 % | cut off 1.2 % | mixed 56 of 100"
     )
     assert first[4].endswith("| 4.1 s | 12s left")
     assert [line.split(" |")[0] for line in first[5:]] == ["step 2/4", "saved step 2"]
@@ -182,7 +311,7 @@ def test_lines_tell_everything_once_and_in_order(tmp_path: Path) -> None:
     later = view.update(follower.poll())
     assert later[0] == "step 2: the stove is hot"
     assert later[1].startswith("step 3/4")
-    assert later[2].startswith("look at step 3: cut_off 0.5: more than 10 %")
+    assert later[2].startswith("look at step 3: cut_off 50 %: more than 10 %")
     assert len(later) == 4, "a concern is told once"
 
 
@@ -210,7 +339,7 @@ def test_the_summary_of_a_finished_run(home: Path) -> None:
         "example  What is 47 + 38? was 75, now 85",
         f"run      {home / 'runs' / 'calm-anvil'}",
         "next     tinsmith runs show calm-anvil",
-        "         tinsmith runs watch calm-anvil",
+        "         tinsmith chat calm-anvil",
         "         tinsmith train env=MathConfig env.dataset=arithmetic group_size=4 seed=4",
     ]
 
