@@ -31,6 +31,9 @@ SERVE = (sys.executable, "-m", "tinsmith", "serve", "--port", "0", "--announce")
 START_SECONDS = 120.0  # a cold first import of torch on a slow disk takes most of a minute
 PROBE_SECONDS = 5.0
 POLL_SECONDS = 0.05
+PAUSES = (0.25, 0.5, 1.0)  # seconds between the tries of a request whose failure may pass
+PASSING = (408, 429, 500, 502, 503, 504)  # HTTP statuses that may be gone at the next try
+ANSWER_BYTES = 1 << 20
 LOG_LINES = 8
 KEY_FORMS = ("tml-", "eyJ")  # a key or a JWT; the SDK refuses anything else
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -56,6 +59,21 @@ def connect(target: str | None = None, *, report: Report | None = None) -> tinke
     `report` hears one line when a local service has to be started first.
     """
     check_target(target)
+    url, key = _url_and_key(target, report)
+    import tinker
+
+    return tinker.ServiceClient(base_url=url, api_key=key)
+
+
+def rest_client(target: str | None = None) -> tinker.RestClient:
+    """A client for what the service keeps: runs and checkpoints. Same target as `connect`, afterwards."""
+    url, key = _url_and_key(target, None)
+    import tinker
+
+    return tinker.RestClient(base_url=url, api_key=key)
+
+
+def _url_and_key(target: str | None, report: Report | None) -> tuple[str, str]:
     if target is None or target == "local":
         address = find_or_start(report)
         url, key = address.url, _local_key(address)
@@ -66,9 +84,7 @@ def connect(target: str | None = None, *, report: Report | None = None) -> tinke
         key = _hosted_key() if settings.hosted_api_key() else settings.LOCAL_API_KEY
     if _is_loopback(url):
         _prepare_loopback(url)
-    import tinker
-
-    return tinker.ServiceClient(base_url=url, api_key=key)
+    return url, key
 
 
 def check_target(target: str | None) -> None:
@@ -123,7 +139,7 @@ def check_url(target: str) -> None:
     statuses: list[int] = []
     for path in ("healthz", "get_server_capabilities"):
         try:
-            _get(f"{url}/api/v1/{path}")
+            _get_patiently(f"{url}/api/v1/{path}")
             return
         except urllib.error.HTTPError as error:
             statuses.append(error.code)
@@ -136,6 +152,11 @@ def check_url(target: str) -> None:
                 f"nothing answers at {url} ({_reason(error)}). Start a service there with "
                 f"`tinsmith serve --port {parts.port or 80}`, or leave the URL out to use the local one."
             ) from error
+    if statuses[0] in PASSING:
+        raise ServiceError(
+            f"the service at {url} answers HTTP {statuses[0]}, {len(PAUSES) + 1} times one after another: it is "
+            "overloaded or being restarted. Try again in a minute, or check the URL."
+        )
     raise ServiceError(
         f"something answers at {url}, but not as a Tinker service (HTTP {statuses[-1]}). Check the URL."
     )
@@ -287,11 +308,28 @@ def _health(url: str) -> dict[str, Any] | None:
         return None
 
 
+def _get_patiently(url: str) -> dict[str, Any]:
+    """As `_get`, a few times over when the answer says that it may pass, or breaks off."""
+    for pause in PAUSES:
+        try:
+            return _get(url)
+        except urllib.error.HTTPError as error:
+            if error.code not in PASSING:
+                raise
+        except ConnectionResetError:
+            pass  # not a refusal: somebody is there
+        time.sleep(pause)
+    return _get(url)
+
+
 def _get(url: str) -> dict[str, Any]:
     request = urllib.request.Request(url, headers={"Accept": "application/json"})
     handlers = [urllib.request.ProxyHandler({})] if _is_loopback(url) else []
     with urllib.request.build_opener(*handlers).open(request, timeout=PROBE_SECONDS) as response:
-        answer = json.loads(response.read(1 << 20))
+        body = response.read(ANSWER_BYTES)
+        if response.length and len(body) < ANSWER_BYTES:
+            raise ConnectionResetError("the answer broke off")
+    answer = json.loads(body)
     if not isinstance(answer, dict):
         raise ValueError("the answer is not a JSON object")
     return answer

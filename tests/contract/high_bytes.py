@@ -129,7 +129,7 @@ async def go(client, directory: Path, config: TrainConfig, on_step=None) -> Trai
     base = await client.create_sampling_client_async(base_model=config.base_model)
     penalty = BasePenalty(base, config.kl_coef) if config.kl_coef else None
     model = TrainedModel(trainer, config, penalty)
-    checkpoints = Checkpoints(model, run, client, config.keep_last)
+    checkpoints = Checkpoints(trainer, run, client._rest_client, config.keep_last)
     loop = Loop(config, problems, held_out, model, checkpoints, renderer, run, stop, Heard())
     return await loop.train(start)
 

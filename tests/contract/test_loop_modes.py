@@ -11,9 +11,8 @@ from tests.contract.high_bytes import Killed, configure, go, kill_at, timeless
 from tinsmith.records.reader import RunReader
 from tinsmith.records.run import RunInfo, RunStatus
 from tinsmith.records.writer import RunWriter
-from tinsmith.rl.checkpoints import Checkpoints
+from tinsmith.rl.checkpoints import Checkpoints, SavedModel
 from tinsmith.rl.config import OptimConfig, RolloutConfig
-from tinsmith.rl.model import SavedModel
 
 
 def lines(directory):
@@ -199,7 +198,7 @@ async def test_old_checkpoints_go_and_the_last_and_the_best_stay(client, tmp_pat
     best = reader.best_checkpoint()
     assert best is not None
     assert {c.step for c in reader.checkpoints()} == {5, 6, best.step}
-    rest = client.create_rest_client()
+    rest = client._rest_client()
     on_service = (await rest.list_user_checkpoints_async(limit=100)).checkpoints
     run_id = reader.checkpoints()[0].state_path.removeprefix("tinker://").split("/")[0]
     paths = {c.tinker_path for c in on_service if run_id in c.tinker_path}
@@ -210,7 +209,7 @@ async def test_old_checkpoints_go_and_the_last_and_the_best_stay(client, tmp_pat
 
 async def test_a_checkpoint_that_cannot_be_deleted_is_noted(client, tmp_path):
     run = RunWriter(tmp_path, RunInfo("r", "r", RunStatus.RUNNING, [], {}, total_steps=1))
-    keeper = Checkpoints(None, run, client, keep_last=1)  # type: ignore[arg-type]
+    keeper = Checkpoints(None, run, client._rest_client, keep_last=1)  # type: ignore[arg-type]
     for step in (1, 2):
         saved = SavedModel(f"tinker://no path {step}", f"tinker://no path {step}")
         await keeper.record(step, saved, {}, loop={}, score=None)

@@ -110,7 +110,7 @@ def test_what_cannot_work_is_refused_before_there_is_a_run(
     word, sentence, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
-    monkeypatch.setattr("tinsmith.rl.monitor.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("tinsmith.rl.monitors.importlib.util.find_spec", lambda name: None)
     assert main(["train", f"log_path={tmp_path / 'anvil'}", word]) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "anvil").exists()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -178,6 +179,50 @@ def test_a_url_of_some_other_server_is_refused(home: Path) -> None:
         with pytest.raises(ServiceError, match="not as a Tinker service"):
             door.check_url(f"http://127.0.0.1:{server.server_address[1]}")
         server.shutdown()
+
+
+class Moody(BaseHTTPRequestHandler):
+    """Fails in every way that may pass, then answers."""
+
+    moods: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        mood = self.moods.pop(0) if self.moods else "well"
+        if mood == "hangs up":
+            return
+        body = b'{"status": "ok"}'
+        self.send_response(int(mood) if mood.isdigit() else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[:4] if mood == "breaks off" else body)
+
+
+@pytest.fixture
+def moody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(door, "PAUSES", (0.0, 0.0, 0.0))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Moody) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("moods", [["hangs up", "429", "503"], ["breaks off", "500", "502"]])
+def test_a_url_whose_failures_pass_is_accepted(moody: str, moods: list[str]) -> None:
+    Moody.moods = list(moods)
+    door.check_url(moody)
+    assert Moody.moods == []
+
+
+def test_a_url_whose_failures_stay_is_refused(moody: str) -> None:
+    Moody.moods = ["503"] * 8
+    with pytest.raises(ServiceError, match="HTTP 503, 4 times"):
+        door.check_url(moody)
+    Moody.moods = ["hangs up"] * 4
+    with pytest.raises(ServiceError, match="nothing answers"):
+        door.check_url(moody)
+    Moody.moods = ["breaks off"] * 4
+    with pytest.raises(ServiceError, match="broke off"):
+        door.check_url(moody)
 
 
 def test_a_url_is_used_without_any_proxy(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

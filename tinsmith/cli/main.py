@@ -12,6 +12,10 @@ from tinsmith.errors import ConfigError, TinsmithError
 # name -> what it does, in the order a newcomer meets them; the module is tinsmith.cli.<name>
 COMMANDS: dict[str, str] = {
     "train": "train a model by reinforcement learning and watch it",
+    "sft": "teach a model by examples: supervised training on conversations",
+    "eval": "try held-out problems with a run, a model or an endpoint",
+    "chat": "talk to the model of a run",
+    "envs": "list environments and datasets; check a grader",
     "runs": "list your runs; show, watch or stop one",
     "serve": "run the Tinker-compatible service by itself",
     "keys": "API keys for a service that others can reach",

@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tinsmith.records.reader import CheckpointRecord, RunReader
 from tinsmith.records.writer import RunWriter
-from tinsmith.rl.failures import explain
-from tinsmith.rl.model import SavedModel
+from tinsmith.rl.failures import explain, sdk_failures
 from tinsmith.rl.types import Json
 
 if TYPE_CHECKING:
     import tinker
 
 
-class Saves(Protocol):
-    """A model that can be saved under the number of a step."""
-
-    async def save(self, step: int) -> SavedModel: ...
+@dataclass(frozen=True)
+class SavedModel:
+    state_path: str  # weights and optimizer: training goes on from here
+    sampler_path: str  # weights alone: for sampling
 
 
 class Checkpoints:
     """The last `keep_last` and the best one are kept; 0 keeps every one."""
 
     def __init__(
-        self, model: Saves, run: RunWriter, service: tinker.ServiceClient, keep_last: int
+        self,
+        client: tinker.TrainingClient,
+        run: RunWriter,
+        open_rest: Callable[[], tinker.RestClient],
+        keep_last: int,
     ) -> None:
-        self._model = model
+        self._client = client
         self._run = run
-        self._service = service
+        self._open_rest = open_rest
         self._keep_last = keep_last
         self._reader = RunReader(run.layout.directory)
 
-    def is_best(self, score: float | None) -> bool:
-        """Whether weights with this held-out result are better than any saved ones and the untrained."""
-        if score is None:
-            return False
-        before = [line["eval/reward"] for line in self._reader.metrics() if "eval/reward" in line]
-        return all(score > other for other in before)
-
     async def save(self, step: int) -> SavedModel:
-        return await self._model.save(step)
+        """Save weights and optimizer, and the weights alone, under the step's number."""
+        name = f"{step:06d}"
+        with sdk_failures(f"the checkpoint of step {step} was not saved"):
+            saving = await self._client.save_state_async(name)
+            exporting = await self._client.save_weights_for_sampler_async(name)
+            saved, exported = await asyncio.gather(saving.result_async(), exporting.result_async())
+        return SavedModel(saved.path, exported.path)
 
     async def record(
         self, step: int, saved: SavedModel, problems: Json, *, loop: Json, score: float | None
@@ -63,7 +68,7 @@ class Checkpoints:
         """Delete both halves; one that cannot be deleted stays where it is, and is noted."""
         import tinker
 
-        rest = self._service.create_rest_client()
+        rest = self._open_rest()
         for path in (checkpoint.state_path, checkpoint.sampler_path):
             try:
                 if path is not None:

@@ -319,11 +319,16 @@ class TrainConfig:
     @property
     def base_model(self) -> str:
         """The model's name as the service understands it, whose working directory is another."""
-        return absolute_model_name(self.model_name)
+        return absolute(self.model_name)
+
+    @property
+    def first_weights(self) -> str | None:
+        """load_checkpoint_path, which may be the directory of a run."""
+        return None if self.load_checkpoint_path is None else absolute(self.load_checkpoint_path)
 
 
-def absolute_model_name(name: str) -> str:
-    """A model given as a path, made absolute; any other name as it is."""
+def absolute(name: str) -> str:
+    """A path that exists, made absolute; any other name as it is."""
     if name == settings.EMBEDDED_MODEL:
         return name
     path = Path(name).expanduser()

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith.errors import ServiceError
 from tinsmith.rl.datums import TrainingSequence
-from tinsmith.rl.failures import explain
+from tinsmith.rl.failures import sdk_failures
 
 if TYPE_CHECKING:
     import tinker
@@ -33,14 +32,8 @@ class BasePenalty:
         The mean ratio of these sequences is taken off, so that the penalty has no effect on how likely
         sampled tokens are altogether, only on which.
         """
-        import tinker
-
-        try:
+        with sdk_failures("the base model's log-probabilities could not be had (kl_coef)"):
             base_D = await asyncio.gather(*(self._logprobs(s) for s in sequences_D))
-        except (tinker.TinkerError, ValueError) as error:
-            raise ServiceError(
-                f"the base model's log-probabilities could not be had (kl_coef): {explain(error)}"
-            ) from error
         ratios_D = [
             (s.logprobs_T - base)[s.sampled_T] for s, base in zip(sequences_D, base_D, strict=True)
         ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tinsmith.chat.render import Renderer
+from tinsmith.records.reader import RunReader
 from tinsmith.records.rollout import RolloutRecord, Split
 from tinsmith.records.writer import RunWriter
 from tinsmith.rl.checkpoints import Checkpoints
@@ -108,7 +109,12 @@ class Loop:
     def _save_due(self, step: int, values: Metrics) -> bool:
         every = self.config.save_every
         regular = step == self.config.num_batches or (every > 0 and step % every == 0)
-        return regular or self.checkpoints.is_best(values.get(SCORE))
+        return regular or self._is_best(values.get(SCORE))
+
+    def _is_best(self, score: float | None) -> bool:
+        """Whether a held-out result beats all before, the untrained model's too."""
+        lines = RunReader(self.run.layout.directory).metrics()
+        return score is not None and all(score > line[SCORE] for line in lines if SCORE in line)
 
     async def _evaluate(self, step: int, policy: Policy) -> Metrics | None:
         """Try the held-out problems and record their rollouts; None when asked to stop meanwhile."""

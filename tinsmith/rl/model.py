@@ -1,15 +1,12 @@
-"""The model being trained, behind its Tinker client: update it, publish its weights, save it."""
+"""The model being trained, behind its Tinker client: update it and publish its weights."""
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tinsmith.errors import ServiceError
 from tinsmith.rl.config import TrainConfig
-from tinsmith.rl.failures import explain
+from tinsmith.rl.failures import sdk_failures
 from tinsmith.rl.kl import BasePenalty
 from tinsmith.rl.policy import SamplerPolicy
 from tinsmith.rl.schedule import learning_rate
@@ -18,12 +15,6 @@ from tinsmith.rl.waiting import Busy, in_thread
 
 if TYPE_CHECKING:
     import tinker
-
-
-@dataclass(frozen=True)
-class SavedModel:
-    state_path: str  # weights and optimizer: training goes on from here
-    sampler_path: str  # weights alone: for sampling
 
 
 class TrainedModel:
@@ -36,16 +27,10 @@ class TrainedModel:
 
     async def publish(self, version: int, busy: Busy | None = None) -> SamplerPolicy:
         """A policy with the weights as all updates sent so far leave them; later ones do not change it."""
-        import tinker
-
-        try:
-            with busy.working() if busy else nullcontext():
-                # In a thread: the SDK's asynchronous form of this call blocks the event loop.
-                sampler = await in_thread(self._client.save_weights_and_get_sampling_client)
-        except (tinker.TinkerError, ValueError) as error:
-            raise ServiceError(
-                f"the weights of step {version} could not be made ready for sampling: {explain(error)}"
-            ) from error
+        failed = f"the weights of step {version} could not be made ready for sampling"
+        with sdk_failures(failed), busy.working() if busy else nullcontext():
+            # In a thread: the SDK's asynchronous form of this call blocks the event loop.
+            sampler = await in_thread(self._client.save_weights_and_get_sampling_client)
         return SamplerPolicy(sampler, version=version, temperature=self._config.temperature)
 
     def begin_update(self, step: int, busy: Busy) -> Update:
@@ -59,18 +44,3 @@ class TrainedModel:
             penalty=self._penalty,
             busy=busy,
         )
-
-    async def save(self, step: int) -> SavedModel:
-        """Save weights and optimizer, and the weights alone, under the step's number."""
-        import tinker
-
-        name = f"{step:06d}"
-        try:
-            saving = await self._client.save_state_async(name)
-            exporting = await self._client.save_weights_for_sampler_async(name)
-            saved, exported = await asyncio.gather(saving.result_async(), exporting.result_async())
-        except (tinker.TinkerError, ValueError) as error:
-            raise ServiceError(
-                f"the checkpoint of step {step} was not saved: {explain(error)}"
-            ) from error
-        return SavedModel(saved.path, exported.path)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith.errors import ServiceError
 from tinsmith.rl.config import TrainConfig
 from tinsmith.rl.datums import TrainingSequence
-from tinsmith.rl.failures import explain
+from tinsmith.rl.failures import sdk_failures
 from tinsmith.rl.kl import BasePenalty
 from tinsmith.rl.losses import LOSSES
 from tinsmith.rl.types import Metrics
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     import tinker
 
 GRAD_NORM = "unclipped_grad_l2:mean"
+FAILED = "the update failed and training stops"
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,9 @@ class Update:
             return
         for task in self._tasks():
             if task.done():
-                with _failures():
+                with sdk_failures(FAILED):
                     task.result()  # a failed pass is heard of before the next one is sent
-        with self._busy.working(), _failures():
+        with self._busy.working(), sdk_failures(FAILED):
             ready = list(sequences_D)
             if self._penalty is not None:
                 ready, ratios = await self._penalty.apply(ready)
@@ -101,14 +100,14 @@ class Update:
             weight_decay=optim.weight_decay,
             grad_clip_norm=optim.grad_clip,
         )
-        with self._busy.working(), _failures():
+        with self._busy.working(), sdk_failures(FAILED):
             sent = await self._client.optim_step_async(adam)
         self._steps.append(self._awaited(sent))
 
     async def result(self) -> Metrics:
         """Await everything that was sent; what the update was like."""
         try:
-            with _failures():
+            with sdk_failures(FAILED):
                 await asyncio.gather(*self._tasks())
         finally:
             await self.abandon()
@@ -167,19 +166,3 @@ class Update:
             low, high = self._config.clips
             values["clipped"] = float(np.mean((ratio < low) | (ratio > high)))
         return values
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """What the SDK raises, as the sentence that ends the run."""
-    import tinker
-
-    try:
-        yield
-    except (tinker.TinkerError, ValueError) as error:
-        if isinstance(error, ServiceError):
-            raise
-        raise ServiceError(
-            f"the update failed and training stops: {explain(error)} "
-            "The same command with the same log_path goes on from the last checkpoint."
-        ) from error

@@ -94,7 +94,6 @@ def test_a_helper_that_hangs_or_dies_stops_nothing(environment, tmp_path, troubl
         environment, str(directory), "offline", trouble, *map(str, range(1, 9))
     )
     assert code == 0, output
-    assert "Traceback" not in output
     (warning,) = warnings(directory)
     assert warning.startswith("Weights & Biases is left out: ")
     (path,) = wandb_files.offline_runs(directory)

@@ -1,0 +1,1 @@
+"""Supervised training on conversations: a warm start before reinforcement learning."""
