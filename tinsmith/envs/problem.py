@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from tinsmith.envs.grading.numbers import Grade
+from tinsmith.envs.grading.grade import Grader
 from tinsmith.errors import RunError
 from tinsmith.rl.types import (
     Action,
@@ -21,20 +23,39 @@ from tinsmith.rl.types import (
 )
 
 if TYPE_CHECKING:
-    from tinsmith.chat.render import Renderer
-
-Grader: TypeAlias = Callable[[str, str], Grade]  # reply, expected answer
+    from tinsmith.chat.render import Message, Renderer
 
 
 @dataclass(frozen=True)
 class Row:
+    """A question with its answer; the answer is empty where many are right and none is the model one."""
+
     id: str
     question: str
     answer: str
+    key: str = ""  # by which the grader finds what it needs beside the answer
+
+    @property
+    def expected(self) -> str:
+        """What the grader is given with a reply."""
+        return self.key or self.answer
+
+
+@dataclass(frozen=True)
+class Wording:
+    """What stands around every question."""
+
+    prompt: str = ""  # after it
+    system: str = ""  # before the conversation
+
+    def messages(self, row: Row) -> list[Message]:
+        asked = f"{row.question}\n\n{self.prompt}" if self.prompt else row.question
+        said: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        return [*said, {"role": "user", "content": asked}]
 
 
 class ProblemEnv:
-    """Asks the question and grades the reply: reward 1 when it is right, else 0."""
+    """Asks the question and grades the reply: reward 1 when it is right, else 0 or what part of it is."""
 
     def __init__(
         self, row: Row, observation: Observation, renderer: Renderer, grade: Grader
@@ -49,9 +70,9 @@ class ProblemEnv:
 
     async def step(self, action: Action) -> StepResult:
         reply = self._renderer.parse(action)
-        grade = self._grade(reply, self._row.answer)
+        grade = await self._grade(reply, self._row.expected)
         return StepResult(
-            reward=float(grade.correct),
+            reward=float(grade.correct) if grade.score is None else grade.score,
             done=True,
             metrics={"correct": float(grade.correct), "well_formed": float(grade.well_formed)},
             logs={
@@ -59,7 +80,8 @@ class ProblemEnv:
                 "reply": reply,
                 "answer": grade.answer,
                 "expected": self._row.answer,
-            },
+            }
+            | ({"note": grade.note} if grade.note else {}),
         )
 
 
@@ -70,13 +92,14 @@ class ProblemGroup:
     row: Row
     renderer: Renderer
     grade: Grader
+    wording: Wording = Wording()
 
     @property
     def problem_id(self) -> str:
         return self.row.id
 
     async def make_envs(self, group_size: int) -> Sequence[Env]:
-        observation = self.renderer.prompt([{"role": "user", "content": self.row.question}])
+        observation = self.renderer.prompt(self.wording.messages(self.row))
         return [
             ProblemEnv(self.row, observation, self.renderer, self.grade) for _ in range(group_size)
         ]
@@ -91,26 +114,33 @@ class ProblemGroup:
 
 
 class RowSource:
-    """Rows in a shuffled order of their own for each pass over them; the step alone says which come."""
+    """Rows in a shuffled order of their own for each pass over them; the position alone says which."""
 
-    def __init__(self, rows: Sequence[Row], renderer: Renderer, grade: Grader, seed: int) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        renderer: Renderer,
+        grade: Grader,
+        seed: int,
+        wording: Wording = Wording(),  # noqa: B008  it is frozen
+    ) -> None:
         self._rows = rows
         self._renderer = renderer
         self._grade = grade
         self._seed = seed
+        self._wording = wording
         self._orders: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def batch(self, step: int, size: int) -> list[ProblemGroup]:
-        """The problems of a step, counted from 1; every row comes once before any comes again."""
-        first = (step - 1) * size
-        picked = (divmod(position, len(self._rows)) for position in range(first, first + size))
-        return [
-            ProblemGroup(self._rows[self._order(epoch)[at]], self._renderer, self._grade)
-            for epoch, at in picked
-        ]
+    def problem(self, position: int) -> ProblemGroup:
+        """The problem at a position; every row comes once before any comes again."""
+        if not self._rows:
+            raise RunError("the dataset has no problem for this split; change env.held_out.")
+        epoch, at = divmod(position, len(self._rows))
+        row = self._rows[self._order(epoch)[at]]
+        return ProblemGroup(row, self._renderer, self._grade, self._wording)
 
     def _order(self, epoch: int) -> list[int]:
         if epoch not in self._orders:
@@ -121,16 +151,32 @@ class RowSource:
             }
         return self._orders[epoch]
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the problems in their order; two datasets do not share it."""
+        digest = hashlib.sha256()
+        for row in self._rows:
+            digest.update(
+                f"{row.id}\0{row.question}\0{row.answer}\0".encode("utf-8", "surrogatepass")
+            )
+        return digest.hexdigest()[:16]
+
     def observe(self, groups_P: Sequence[TrajectoryGroup]) -> Metrics:
         return {}
 
     def state(self) -> Json:
-        return {"rows": len(self._rows)}
+        return {"rows": len(self._rows), "fingerprint": self.fingerprint}
 
     def restore(self, state: Json) -> None:
-        before = state.get("rows")
-        if before != len(self._rows):
-            raise RunError(
-                f"the dataset has {len(self._rows)} problems, it had {before} when the checkpoint was "
-                "saved, so the run cannot go on as it was. Choose another log_path to start anew."
-            )
+        rows, fingerprint = state.get("rows"), state.get("fingerprint", self.fingerprint)
+        if (rows, fingerprint) == (len(self._rows), self.fingerprint):
+            return
+        what = (
+            f"the dataset has {len(self._rows)} problems, it had {rows} when the checkpoint was saved"
+            if rows != len(self._rows)
+            else "the dataset's problems are not those it had when the checkpoint was saved"
+        )
+        raise RunError(
+            f"{what}, so the run cannot go on as it was. Put the earlier files back, or choose another "
+            "log_path to start anew."
+        )

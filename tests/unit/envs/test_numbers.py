@@ -11,20 +11,20 @@ from tinsmith.envs.grading.numbers import grade_integer
     "reply",
     ["85", " 85\n", "47 + 38 = 85", "It is 85.", "85.0", "**85**", "47 and 38 make 85!", "=85"],
 )
-def test_right(reply):
-    grade = grade_integer(reply, "85")
+async def test_right(reply):
+    grade = await grade_integer(reply, "85")
     assert (grade.correct, grade.well_formed, grade.answer) == (True, True, "85")
 
 
 @pytest.mark.parametrize("reply", ["75", "85 or 86", "-85", "8 5", "85.5", "850", "085 1"])
-def test_wrong_but_readable(reply):
-    grade = grade_integer(reply, "85")
+async def test_wrong_but_readable(reply):
+    grade = await grade_integer(reply, "85")
     assert (grade.correct, grade.well_formed) == (False, True)
 
 
 @pytest.mark.parametrize("reply", ["", "eighty-five", "?", "\n", "٨٥"])
-def test_not_a_number(reply):
-    grade = grade_integer(reply, "85")
+async def test_not_a_number(reply):
+    grade = await grade_integer(reply, "85")
     assert (grade.correct, grade.well_formed, grade.answer) == (False, False, "")
 
 
@@ -39,9 +39,9 @@ def test_not_a_number(reply):
         ("0", "0"),
     ],
 )
-def test_signs_and_thousands(reply, expected):
-    assert grade_integer(reply, expected).correct
+async def test_signs_and_thousands(reply, expected):
+    assert (await grade_integer(reply, expected)).correct
 
 
-def test_a_very_long_number_is_no_trouble():
-    assert grade_integer("9" * 5000, "85").well_formed
+async def test_a_very_long_number_is_no_trouble():
+    assert (await grade_integer("9" * 5000, "85")).well_formed
