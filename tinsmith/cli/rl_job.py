@@ -73,8 +73,9 @@ class RlJob:
         first_weights = None if start.state_path else find_weights(config.first_weights)
         client = await open_trainer(service, config, start, run.info.id, first_weights)
         renderer = await in_thread(lambda: load_renderer(client, config.model_name))
-        problems = config.env.build(renderer, config.seed, "train")
-        held_out = config.env.build(renderer, config.seed, "eval")
+        run.progress(start.step, "read data")
+        problems = await in_thread(lambda: config.env.build(renderer, config.seed, "train"))
+        held_out = await in_thread(lambda: config.env.build(renderer, config.seed, "eval"))
         if start.problems is not None:
             problems.restore(start.problems)
         # Only now: an attempt that cannot even begin leaves the records of the last one alone.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypedDict
 
 from tinsmith.records.files import Json
@@ -42,7 +42,8 @@ class RolloutRecord:
     schema: int = SCHEMA
 
     def to_json(self) -> Json:
-        return asdict(self)
+        # Not asdict: it copies every token and log-probability.
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def from_json(cls, values: Json) -> RolloutRecord:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from tinsmith.chat.render import Renderer
 from tinsmith.records.rollout import RolloutRecord, Split, Turn
 from tinsmith.rl.types import Trajectory, TrajectoryGroup
@@ -63,7 +65,7 @@ def _turns(trajectory: Trajectory, text: Callable[[tuple[int, ...]], str]) -> li
                 "role": "assistant",
                 "text": text(tuple(action.tokens_T)),
                 "tokens": action.tokens_T,
-                "logprobs": [round(lp, 6) for lp in action.logprobs_T],
+                "logprobs": np.round(action.logprobs_T, 6).tolist(),
                 "version": action.version,
                 "reward": transition.reward,
                 "logs": transition.logs,

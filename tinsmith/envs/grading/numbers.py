@@ -8,18 +8,12 @@ reply without any number is not well formed and earns nothing.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from decimal import Decimal
+
+from tinsmith.envs.grading.grade import Grade
 
 # A minus sign belongs to the number unless it stands between two terms, as in 90-6.
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?")
-
-
-@dataclass(frozen=True)
-class Grade:
-    correct: bool
-    well_formed: bool
-    answer: str  # what was read from the reply; empty when nothing could be
 
 
 def last_number(text: str) -> Decimal | None:
@@ -28,7 +22,7 @@ def last_number(text: str) -> Decimal | None:
     return Decimal(found[-1].replace(",", "")) if found else None
 
 
-def grade_integer(reply: str, expected: str) -> Grade:
+async def grade_integer(reply: str, expected: str) -> Grade:
     number = last_number(reply)
     if number is None:
         return Grade(correct=False, well_formed=False, answer="")
