@@ -5,14 +5,17 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SEEDS  ?= 0
 
-.PHONY: help demo test test-gpu test-smollm2 fuzz sdk-matrix cookbook api-coverage load chaos lint format bench tiny lock install clean
+.PHONY: help demo test test-gpu test-smollm2 fuzz sdk-matrix cookbook api-coverage math-commands learning load chaos weather lint format bench tiny lock install clean
 
 help:
 	@echo "make demo      train the embedded model and watch its reward rise (SEEDS=\"0 1 2\" for three runs)"
 	@echo "make test      the tests: no network, no GPU, no key, no root"
 	@echo "make lint      ruff, pyright, import contracts"
 	@echo "make format    let ruff format and fix"
-	@echo "make bench     the service beside plain transformers + PEFT, on the CPU"
+	@echo "make bench     the service beside plain transformers + PEFT, on the CPU; the trainer's own time a step"
+	@echo "make math-commands  a training run for every dataset and kind of command (WRITE=1 renews the page)"
+	@echo "make learning  estimators and modes, three seeds each: held-out reward and waiting time (about 15 minutes)"
+	@echo "make weather   train through a proxy that fails and delays 500 requests, and compare"
 	@echo "make load      2,000 samples at once, then 16 tenants training together and each alone"
 	@echo "make chaos     train while the service is killed 200 times, and compare (about 20 minutes)"
 	@echo "make test-gpu  the engine's tests on a CUDA device"
@@ -62,6 +65,15 @@ cookbook: $(STAMP)
 api-coverage: $(STAMP)
 	@$(BIN)/python scripts/api_coverage.py
 
+math-commands: $(STAMP)
+	@$(BIN)/python scripts/math_commands.py $(if $(WRITE),--write)
+
+learning: $(STAMP)
+	@$(BIN)/python scripts/learning.py
+
+weather: $(STAMP)
+	@$(BIN)/python -m tests.chaos.weather --faults 500
+
 load: $(STAMP)
 	@$(BIN)/python -m tests.load.crowd
 
@@ -80,6 +92,7 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python bench/service_cpu.py
+	@$(BIN)/python bench/trainer_overhead.py
 
 tiny: $(STAMP)
 	@$(BIN)/python scripts/make_tiny.py

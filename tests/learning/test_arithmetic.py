@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -59,16 +60,40 @@ def test_reward_on_held_out_sums_rises(environment, tmp_path):
     assert all(line["kl"] < 1e-5 for line in lines[1:])
 
 
-def test_a_run_killed_in_the_middle_of_a_step_equals_one_that_was_not(environment, tmp_path):
+@pytest.mark.parametrize("mode", ["mode=sync", "mode=stream"])
+def test_a_run_killed_in_the_middle_of_a_step_equals_one_that_was_not(environment, tmp_path, mode):
     words = ("num_batches=9", "save_every=3", "batch_size=24", "eval_size=50")
+    words += ("num_minibatches=4", mode)
     finish(train(environment, tmp_path / "whole", *words))
-    process = train(environment, tmp_path / "killed", *words)
-    kill_while_sampling(tmp_path / "killed", step=5)
+    kill_and_resume(environment, tmp_path / "killed", words)
+    assert timeless(tmp_path / "killed") == timeless(tmp_path / "whole")
+
+
+def test_an_async_run_that_is_killed_skips_and_repeats_no_problem(environment, tmp_path):
+    words = ("num_batches=9", "save_every=3", "batch_size=24", "eval_size=0", "mode=async")
+    kill_and_resume(environment, tmp_path, words, first_line=1)
+    reader = RunReader(tmp_path)
+    trained = Counter(
+        record.problem_id
+        for step in range(1, 10)
+        for record in reader.rollouts(step, split="train")
+        if record.member == 0
+    )
+    assert len(trained) == 9 * 24
+    assert set(trained.values()) == {1}
+    assert all(line["staleness_max"] <= 2 for line in reader.metrics(since=1))
+
+
+def kill_and_resume(
+    environment: dict[str, str], directory: Path, words: Sequence[str], *, first_line: int = 0
+) -> None:
+    """Kill the run's process while it samples step 5; the same command then goes on from step 3."""
+    process = train(environment, directory, *words)
+    kill_while_sampling(directory, step=5)
     process.communicate(timeout=60)
     assert process.returncode == 1
-    assert [line["step"] for line in RunReader(tmp_path / "killed").metrics()] == [0, 1, 2, 3, 4]
-    finish(train(environment, tmp_path / "killed", *words))
-    assert timeless(tmp_path / "killed") == timeless(tmp_path / "whole")
+    assert [line["step"] for line in RunReader(directory).metrics()] == list(range(first_line, 5))
+    finish(train(environment, directory, *words))
 
 
 def kill_while_sampling(directory: Path, *, step: int) -> None:
