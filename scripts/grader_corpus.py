@@ -12,8 +12,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from tinsmith.envs.grading.math import grade_math
-from tinsmith.envs.grading.pool import Limits, Pool
+from tinsmith.envs.grading.math import ALGEBRA, grade_math
+from tinsmith.envs.grading.pool import Pool
 
 CORPUS = Path(__file__).parents[1] / "tests/unit/envs/grading/corpus.py"
 
@@ -29,8 +29,8 @@ def corpus():
 
 
 async def main() -> int:
-    limits, rows = Limits(), corpus()
-    pool = Pool(limits=limits)
+    limits, rows = ALGEBRA.limits, corpus()
+    pool = Pool(ALGEBRA)
     tally: dict[str, list[tuple[bool, float]]] = defaultdict(list)
     surprises = 0
     for case in rows:

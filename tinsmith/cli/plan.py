@@ -42,9 +42,10 @@ def settings_lines(config: TrainConfig) -> list[str]:
     """Only what differs from the defaults."""
     now, default = flat(config), _defaults(config)
     changed = [
-        f"{name}={shown_value(value)}"
-        for name, value in now.items()
-        if value != default.get(name) and name not in ("dry_run", "log_path")
+        f"{name}={shown_value(now[name])}"
+        for names in grouped(list(now)).values()
+        for name in names
+        if now[name] != default.get(name) and name not in ("dry_run", "log_path")
     ]
     first = _wrapped(" " * LABEL, changed or ["nothing: every setting is the default"])
     return [f"{'changed':<{LABEL}}{first[0].strip()}", *first[1:]]

@@ -26,6 +26,16 @@ def check(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def check_least(config: object, **least: float) -> None:
+    """Each of these settings is a finite number of at least so much."""
+    for name, bound in least.items():
+        value = getattr(config, name)
+        check(
+            math.isfinite(value) and value >= bound,
+            f"{name} must be at least {bound} (got {value}).",
+        )
+
+
 @chz.chz
 class EnvConfig:
     """Base of the environments' settings; `env=MathConfig` picks a subclass by name."""
@@ -141,11 +151,66 @@ class WandbConfig:
 
 
 @chz.chz
-class TrainConfig:
+class RunConfig:
+    """What every kind of run has."""
+
     model_name: str = chz.field(
         default=settings.EMBEDDED_MODEL,
         doc="base model: the embedded one, a directory in Hugging Face layout, a .gguf file, or a hub id",
     )
+    load_checkpoint_path: str | None = chz.field(
+        default=None,
+        doc="weights to start from: a run of tinsmith train or sft, or a tinker:// path; None starts from "
+        "the base model",
+    )
+    lora_rank: int = chz.field(default=32, doc="rank of the LoRA adapter that is trained")
+    optim: OptimConfig = chz.field(default_factory=OptimConfig, doc="optimizer (Adam)")
+    seed: int = chz.field(default=0, doc="decides problems, sampling and the adapter's start")
+    eval_every: int = chz.field(
+        default=0, doc="steps between evaluations; 0 evaluates only before and after"
+    )
+    save_every: int = chz.field(default=5, doc="steps between checkpoints; 0 saves only at the end")
+    keep_last: int = chz.field(
+        default=0, doc="checkpoints kept on the service beside the best one; 0 keeps them all"
+    )
+    log_path: str | None = chz.field(
+        default=None, doc="run directory; one that exists is resumed; None makes a new one"
+    )
+    base_url: str | None = chz.field(
+        default=None, doc="service: None or local for this machine's, a URL, or hosted"
+    )
+    wandb: WandbConfig = chz.field(default_factory=WandbConfig, doc="Weights & Biases")
+    tensorboard: bool = chz.field(
+        default=False, doc="also write the metrics for TensorBoard into the run directory"
+    )
+    dry_run: bool = chz.field(
+        default=False, doc="print the plan with its estimates, and start nothing"
+    )
+
+    @chz.validate
+    def _check(self) -> None:
+        check_least(self, lora_rank=1, seed=0, eval_every=0, save_every=0, keep_last=0)
+        check(bool(self.model_name.strip()), "model_name must not be empty.")
+
+    @property
+    def learning_rate(self) -> float:
+        if self.optim.lr is not None:
+            return self.optim.lr
+        return EMBEDDED_LR if self.model_name == settings.EMBEDDED_MODEL else USUAL_LR
+
+    @property
+    def base_model(self) -> str:
+        """The model's name as the service understands it, whose working directory is another."""
+        return absolute(self.model_name)
+
+    @property
+    def first_weights(self) -> str | None:
+        """load_checkpoint_path, which may be the directory of a run."""
+        return None if self.load_checkpoint_path is None else absolute(self.load_checkpoint_path)
+
+
+@chz.chz
+class TrainConfig(RunConfig):
     env: EnvConfig = chz.field(
         meta_factory=chz.factories.subclass(base_cls=EnvConfig),
         doc="environment: the class of its settings",
@@ -153,12 +218,6 @@ class TrainConfig:
     batch_size: int = chz.field(default=64, doc="problems a step")
     group_size: int = chz.field(default=8, doc="rollouts of each problem")
     num_batches: int = chz.field(default=40, doc="steps")
-    lora_rank: int = chz.field(default=32, doc="rank of the LoRA adapter that is trained")
-    load_checkpoint_path: str | None = chz.field(
-        default=None,
-        doc="weights to start from: a run of tinsmith train or sft, or a tinker:// path; None starts from "
-        "the base model",
-    )
     temperature: float = chz.field(
         default=1.0, doc="of sampling; anything but 1 trains on other odds than were sampled"
     )
@@ -206,61 +265,21 @@ class TrainConfig:
         default=2,
         doc="mode=async: how many steps older the sampling weights may be than the trained",
     )
-    optim: OptimConfig = chz.field(default_factory=OptimConfig, doc="optimizer (Adam)")
     rollout: RolloutConfig = chz.field(default_factory=RolloutConfig, doc="limits of rollouts")
 
     # evaluation, checkpoints, records
     eval_size: int = chz.field(
         default=200, doc="held-out problems tried before the first and after the last step; 0 none"
     )
-    eval_every: int = chz.field(
-        default=0, doc="steps between evaluations; 0 evaluates only before and after"
-    )
     eval_samples: int = chz.field(
         default=1, doc="rollouts of each held-out problem: the k of pass@k"
     )
-    save_every: int = chz.field(default=5, doc="steps between checkpoints; 0 saves only at the end")
-    keep_last: int = chz.field(
-        default=0, doc="checkpoints kept on the service beside the best one; 0 keeps them all"
-    )
-    log_path: str | None = chz.field(
-        default=None, doc="run directory; one that exists is resumed; None makes a new one"
-    )
-    base_url: str | None = chz.field(
-        default=None, doc="service: None or local for this machine's, a URL, or hosted"
-    )
-    seed: int = chz.field(default=0, doc="decides problems, sampling and the adapter's start")
-    wandb: WandbConfig = chz.field(default_factory=WandbConfig, doc="Weights & Biases")
-    tensorboard: bool = chz.field(
-        default=False, doc="also write the metrics for TensorBoard into the run directory"
-    )
-    dry_run: bool = chz.field(
-        default=False, doc="print the plan with its estimates, and start nothing"
-    )
 
     @chz.validate
-    def _check(self) -> None:
-        for name, least in (
-            ("batch_size", 1),
-            ("num_batches", 1),
-            ("lora_rank", 1),
-            ("num_substeps", 1),
-            ("num_minibatches", 1),
-            ("max_steps_off_policy", 1),
-            ("eval_size", 0),
-            ("eval_every", 0),
-            ("eval_samples", 1),
-            ("save_every", 0),
-            ("keep_last", 0),
-            ("seed", 0),
-            ("kl_coef", 0),
-            ("max_resample", 0),
-        ):
-            value = getattr(self, name)
-            check(
-                math.isfinite(value) and value >= least,
-                f"{name} must be at least {least} (got {value}).",
-            )
+    def _check_numbers(self) -> None:
+        check_least(self, batch_size=1, num_batches=1, num_substeps=1, num_minibatches=1)
+        check_least(self, max_steps_off_policy=1, max_resample=0, kl_coef=0)
+        check_least(self, eval_size=0, eval_samples=1)
         check(
             self.group_size >= 2,
             f"group_size must be at least 2, as the rollouts of a problem are compared with each other (got {self.group_size}).",
@@ -271,7 +290,6 @@ class TrainConfig:
                 math.isfinite(value) and value > 0,
                 f"{name} must be a finite number above 0 (got {value}).",
             )
-        check(bool(self.model_name.strip()), "model_name must not be empty.")
 
     @chz.validate
     def _check_shares(self) -> None:
@@ -309,22 +327,6 @@ class TrainConfig:
             low if self.clip_low is None else self.clip_low,
             high if self.clip_high is None else self.clip_high,
         )
-
-    @property
-    def learning_rate(self) -> float:
-        if self.optim.lr is not None:
-            return self.optim.lr
-        return EMBEDDED_LR if self.model_name == settings.EMBEDDED_MODEL else USUAL_LR
-
-    @property
-    def base_model(self) -> str:
-        """The model's name as the service understands it, whose working directory is another."""
-        return absolute(self.model_name)
-
-    @property
-    def first_weights(self) -> str | None:
-        """load_checkpoint_path, which may be the directory of a run."""
-        return None if self.load_checkpoint_path is None else absolute(self.load_checkpoint_path)
 
 
 def absolute(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith.rl.config import TrainConfig
+from tinsmith.rl.config import OptimConfig, TrainConfig
 from tinsmith.rl.datums import TrainingSequence
 from tinsmith.rl.failures import sdk_failures
 from tinsmith.rl.kl import BasePenalty
@@ -24,6 +24,25 @@ if TYPE_CHECKING:
 
 GRAD_NORM = "unclipped_grad_l2:mean"
 FAILED = "the update failed and training stops"
+
+
+def adam_params(optim: OptimConfig, lr: float) -> tinker.AdamParams:
+    """The settings of one optimizer step as the service takes them."""
+    import tinker
+
+    return tinker.AdamParams(
+        learning_rate=lr,
+        beta1=optim.beta1,
+        beta2=optim.beta2,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        grad_clip_norm=optim.grad_clip,
+    )
+
+
+def grad_norm(stepped: tinker.OptimStepResponse) -> float | None:
+    """Length of the gradient before clipping; None when the service does not say."""
+    return (stepped.metrics or {}).get(GRAD_NORM)
 
 
 @dataclass(frozen=True)
@@ -86,22 +105,11 @@ class Update:
 
     async def step(self) -> None:
         """Send an optimizer step for the passes since the last one; nothing when there are none."""
-        import tinker
-
         if self._waiting_passes == 0:
             return
         self._waiting_passes = 0
-        optim = self._config.optim
-        adam = tinker.AdamParams(
-            learning_rate=self.lr,
-            beta1=optim.beta1,
-            beta2=optim.beta2,
-            eps=optim.eps,
-            weight_decay=optim.weight_decay,
-            grad_clip_norm=optim.grad_clip,
-        )
         with self._busy.working(), sdk_failures(FAILED):
-            sent = await self._client.optim_step_async(adam)
+            sent = await self._client.optim_step_async(adam_params(self._config.optim, self.lr))
         self._steps.append(self._awaited(sent))
 
     async def result(self) -> Metrics:
@@ -113,10 +121,9 @@ class Update:
             await self.abandon()
         values = self._token_metrics() if self._passes else {}
         values["updates"] = len(self._steps)
-        norms = [(task.result().metrics or {}).get(GRAD_NORM) for task in self._steps]
-        known = [norm for norm in norms if norm is not None]
-        if known:
-            values["grad_norm"] = float(np.mean(known))
+        norms = [norm for task in self._steps if (norm := grad_norm(task.result())) is not None]
+        if norms:
+            values["grad_norm"] = float(np.mean(norms))
         if self._base_ratios:
             values["kl_base"] = float(np.concatenate(self._base_ratios).mean(dtype=np.float64))
         return values

@@ -12,6 +12,7 @@ import numpy as np
 from tinsmith.rl.failures import sdk_failures
 from tinsmith.rl.schedule import learning_rate
 from tinsmith.rl.types import Metrics
+from tinsmith.rl.update import adam_params, grad_norm
 from tinsmith.sft.config import SftConfig
 from tinsmith.sft.data import TokenSequence, logprobs_of
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     import tinker
 
 LOSS = "cross_entropy"
-GRAD_NORM = "unclipped_grad_l2:mean"
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Update:
             "nll": sum(score.nll for score in scores) / tokens,
             "trained_tokens": tokens,
         }
-        if stepped.metrics and GRAD_NORM in stepped.metrics:
-            values["grad_norm"] = float(stepped.metrics[GRAD_NORM])
+        if (norm := grad_norm(stepped)) is not None:
+            values["grad_norm"] = norm
         return values
 
     async def drop(self) -> None:
@@ -82,23 +82,13 @@ class TaughtModel:
         Gradients are sums: the weights are 1 / learnt tokens of the batch, so that a step's size
         does not depend on how much the batch's assistants say.
         """
-        import tinker
-
         optim = self._config.optim
         lr = learning_rate(self._config.learning_rate, optim, step, self._total_steps)
-        adam = tinker.AdamParams(
-            learning_rate=lr,
-            beta1=optim.beta1,
-            beta2=optim.beta2,
-            eps=optim.eps,
-            weight_decay=optim.weight_decay,
-            grad_clip_norm=optim.grad_clip,
-        )
         weight = 1.0 / sum(sequence.trained for sequence in sequences)
         datums = [sequence.datum(weight) for sequence in sequences]
         with sdk_failures("the update could not be sent and training stops"):
             passing = await self._client.forward_backward_async(datums, LOSS)
-            stepping = await self._client.optim_step_async(adam)
+            stepping = await self._client.optim_step_async(adam_params(optim, lr))
         return Update(sequences, lr, passing, stepping)
 
     async def scores(self, sequences: Sequence[TokenSequence]) -> list[Score]:
