@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib.util
 import json
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from tinsmith.envs.datasets.split import leave_out, question_key, share
 from tinsmith.envs.datasets.text import last_boxed, same_question
 from tinsmith.envs.grading.grade import Grade
+from tinsmith.envs.grading.pool import Kind, Limits, shared_pool
 from tinsmith.envs.problem import Row
 from tinsmith.errors import ConfigError, one_of
 
@@ -23,9 +23,12 @@ LARGEST_SIZE = 1_000_000  # problem i of a set comes from its seed + i, so sets 
 ANNOUNCED = 500  # problems from which on the making is announced, as some tasks take long
 LONGEST = 20_000  # characters of an answer that are scored
 KEY = "reasoning_gym#"  # begins what the grader finds a problem by
-NEEDED = (
-    "env.dataset=reasoning_gym:... needs the package reasoning-gym: "
-    'pip install "tinsmith[reasoning-gym]".'
+SCORING = Kind(
+    prepare="tinsmith.envs.gym_scores:prepare",
+    package="reasoning_gym",
+    needed="env.dataset=reasoning_gym:... needs the package reasoning-gym: "
+    'pip install "tinsmith[reasoning-gym]".',
+    limits=Limits(processor_seconds=5.0, wall_seconds=30.0, memory_bytes=2 << 30),
 )
 
 
@@ -59,15 +62,14 @@ def rows(
     task: str, task_args: str, seed: int, limit: int | None, held_out: float
 ) -> tuple[list[Row], list[Row]]:
     """Training and held-out problems, from seeds apart; a question that is held out is not trained on."""
-    from tinsmith.envs.gym_process import generate
+    from tinsmith.envs.gym_problems import generate
 
     size = USUAL_SIZE if limit is None else limit
     if size > LARGEST_SIZE:
         raise ConfigError(
             f"env.limit must be at most {LARGEST_SIZE} for reasoning_gym (got {size})."
         )
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise ConfigError(NEEDED)
+    SCORING.require()
     if size >= ANNOUNCED:
         print(f"reasoning_gym: making {size} problems of {task} ...", file=sys.stderr, flush=True)
     first = 2 * LARGEST_SIZE * seed
@@ -123,7 +125,7 @@ def read_answer(reply: str) -> str:
 
 @dataclass(frozen=True)
 class GymGrader:
-    """Asks the task's own scorer, in a process of its own, as some scorers evaluate what they are given."""
+    """Asks the task's own scorer, in a worker, as some scorers evaluate what they are given."""
 
     task: str
     task_args: str = ""
@@ -132,12 +134,11 @@ class GymGrader:
         answer = read_answer(reply)
         if not answer:
             return Grade(correct=False, well_formed=False, answer="", score=0.0)
-        from tinsmith.envs.gym_process import shared_scorer
-
         place: Sequence[int] | str = (
             json.loads(expected.removeprefix(KEY)) if expected.startswith(KEY) else expected
         )
         question = [self.task, parse_args(self.task_args), place, answer[:LONGEST]]
-        score, note = await asyncio.wrap_future(shared_scorer().submit(question))
+        said = await asyncio.wrap_future(shared_pool(SCORING).submit(question))
+        score, note = said.answer or (0.0, "the scorer took too long or ended")
         score = min(max(score, 0.0), 1.0)
         return Grade(score >= 1, well_formed=True, answer=answer[:500], note=note, score=score)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from tinsmith.envs import MathConfig
+from tinsmith.envs.grading.pool import Pool, close_shared_pools, shared_pool
 from tinsmith.envs.gym_guard import checked
-from tinsmith.envs.gym_process import Scorer
-from tinsmith.envs.reasoning_gym import GymGrader, parse_args, read_answer
+from tinsmith.envs.reasoning_gym import SCORING, GymGrader, parse_args, read_answer
 from tinsmith.errors import ConfigError
 
 pytest.importorskip("reasoning_gym", reason="needs the extra tinsmith[reasoning-gym]")
 
 SUMS = "reasoning_gym:chain_sum"
 SMALL = "min_terms=2,max_terms=2,min_digits=1,max_digits=1"
+SLOW = "(x+y+z+a+b+c)**60*(x+y+z+a+b+c)**60"  # minutes of work
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +73,31 @@ async def test_an_answer_is_never_run_as_code(tmp_path):
 
 
 def test_a_scorer_that_takes_too_long_costs_one_process():
-    scorer = Scorer(processor_seconds=1e-3)
+    pool = Pool(SCORING, 1, dataclasses.replace(SCORING.limits, processor_seconds=0.5))
     try:
-        slow = ["intermediate_integration", {}, [0, 1, 0], "x**3*sin(x) + exp(x)*cos(x)"]
-        score, note = scorer.submit(slow).result()
-        assert (score, note) == (0.0, "the scorer took too long or ended")
+        slow = ["intermediate_integration", {}, [0, 1, 0], SLOW]
+        reply = pool.submit(slow).result()
+        assert (reply.answer, reply.note) == (None, "took longer than 0.5 s of processor time")
         quick = ["chain_sum", {}, "5", "5"]
-        assert scorer.submit(quick).result() == (1.0, "")
+        assert pool.submit(quick).result().answer == [1.0, ""]
+        assert (pool.usage.started, pool.usage.killed) == (2, 1)
     finally:
-        scorer.close()
+        pool.close()
+
+
+async def test_a_scorer_that_ended_scores_nothing_and_is_replaced(sums):
+    grade, row = sums.grader(), sums.rows("train")[0]
+    assert (await grade(row.answer, row.expected)).correct
+    for pid in shared_pool(SCORING).usage.pids:
+        psutil.Process(pid).kill()
+    lost = await grade(row.answer, row.expected)
+    close_shared_pools()  # another of its workers may have been killed too
+    assert (lost.correct, lost.score, lost.note) == (
+        False,
+        0.0,
+        "the scorer took too long or ended",
+    )
+    assert (await grade(row.answer, row.expected)).correct
 
 
 def test_problems_are_the_same_in_every_process():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -23,6 +25,7 @@ NOTHING = sympy.Float("1e-60")  # what cancels leaves a trace far below this
 RELATIVE = sympy.Float("1e-6")
 POINTS = 4  # where expressions in variables are compared
 MANY = 24  # members of a set up to which they are matched one by one
+RECURSION = 3000
 
 # What sympy raises on expressions that it cannot evaluate. Anything else ends the worker, which is replaced.
 TROUBLE = (
@@ -54,6 +57,21 @@ _WARM_UP = (
     (r"\sin x", r"\log_2 8"),
     (r"(-\infty,1)\cup(2,\infty)", r"\mathbb{R}"),
 )
+
+
+def prepare() -> Callable[[tuple[str, str]], bool]:
+    """Makes the process ready, and returns what answers questions in it."""
+    warm_up()
+    forbid_eval()
+    sys.setrecursionlimit(RECURSION)
+    return _answer
+
+
+def _answer(question: tuple[str, str]) -> bool:
+    try:
+        return bool(judge(*question))
+    except TROUBLE:
+        return False
 
 
 def warm_up() -> None:

@@ -7,9 +7,14 @@ import asyncio
 from tinsmith.envs.grading.compare import Question, decide
 from tinsmith.envs.grading.extract import extract
 from tinsmith.envs.grading.grade import Grade
-from tinsmith.envs.grading.pool import Pool, shared_pool
+from tinsmith.envs.grading.pool import Kind, Pool, shared_pool
 
 SHOWN = 500  # characters of an answer that are recorded
+ALGEBRA = Kind(
+    prepare="tinsmith.envs.grading.judge:prepare",
+    package="math_verify",
+    needed='grading mathematics needs the package math-verify. Type: pip install "tinsmith[math]"',
+)
 
 
 async def grade_math(reply: str, expected: str, pool: Pool | None = None) -> Grade:
@@ -20,7 +25,7 @@ async def grade_math(reply: str, expected: str, pool: Pool | None = None) -> Gra
     decided = decide(found.text, expected)
     note = ""
     if isinstance(decided, Question):
-        pool = pool or shared_pool()
-        verdict = await asyncio.wrap_future(pool.submit(decided.answer, decided.expected))
-        decided, note = verdict.same, verdict.note
+        pool = pool or shared_pool(ALGEBRA)
+        said = await asyncio.wrap_future(pool.submit((decided.answer, decided.expected)))
+        decided, note = bool(said.answer), said.note
     return Grade(correct=decided, well_formed=True, answer=found.text[:SHOWN], note=note)

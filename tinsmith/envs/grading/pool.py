@@ -1,4 +1,4 @@
-"""A few worker processes for algebra, started when first needed, replaced when a question breaks them."""
+"""A few worker processes for one kind of work, started when first needed, replaced when a question breaks them."""
 
 from __future__ import annotations
 
@@ -15,37 +15,55 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from tinsmith.errors import ConfigError, RunError
 
 SIZE = 2
-PROCESSOR_SECONDS = 4.0  # a question
-WALL_SECONDS = 60.0  # a question, on a machine so busy that the worker hardly runs
 START_SECONDS = 180.0
-MEMORY_BYTES = 1 << 30
 CLOSED = "the pool of graders is closed."
-NEEDED = 'grading mathematics needs the package math-verify. Type: pip install "tinsmith[math]"'
 
-# The parent's sys.path comes as an argument, because the environment is not inherited.
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from tinsmith.envs.grading.worker import main; main(sys.argv[1:])"
+    "import json, pkgutil, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "pkgutil.resolve_name(sys.argv.pop(1))()"
 )
-# A fixed hash seed, since sympy's choices may depend on it: a grade is the same in every run.
-_ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+# A fixed hash seed, as sympy's choices and some puzzles depend on it: they are the same in every run.
+ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+
+
+def command(function: str, *arguments: str) -> list[str]:
+    """Runs a "module:function" in a new Python; sys.path comes along, as the environment does not."""
+    bare = [sys.executable, "-P", "-B", "-s", "-c", _BOOT]
+    return [*bare, json.dumps(sys.path), function, *arguments]
 
 
 @dataclass(frozen=True)
 class Limits:
-    processor_seconds: float = PROCESSOR_SECONDS
-    wall_seconds: float = WALL_SECONDS
-    memory_bytes: int = MEMORY_BYTES
+    """Of one question; the wall time is for a machine so busy that the worker hardly runs."""
+
+    processor_seconds: float = 4.0
+    wall_seconds: float = 60.0
+    memory_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True)
-class Verdict:
-    same: bool
-    note: str = ""
+class Kind:
+    """What workers do: `prepare` runs in them once and returns what answers a question, both JSON."""
+
+    prepare: str  # "module:function"
+    package: str  # what it imports
+    needed: str  # the sentence for when that is not installed
+    limits: Limits = Limits()
+
+    def require(self) -> None:
+        if importlib.util.find_spec(self.package) is None:
+            raise ConfigError(self.needed)
+
+
+@dataclass(frozen=True)
+class Reply:
+    answer: Any  # None when there is none
+    note: str = ""  # why there is none
     seconds: float = 0.0  # of processor time
 
 
@@ -64,19 +82,22 @@ class Usage:
 class Worker:
     """One process, used by one thread at a time."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, prepare: str, limits: Limits) -> None:
         self._limits = limits
         self._process = subprocess.Popen(
-            [
-                sys.executable, "-P", "-B", "-s", "-c", _BOOT, json.dumps(sys.path),
-                str(os.getpid()), str(limits.processor_seconds), str(limits.memory_bytes),
-            ],
+            command(
+                "tinsmith.envs.grading.worker:main",
+                prepare,
+                str(os.getpid()),
+                str(limits.processor_seconds),
+                str(limits.memory_bytes),
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=_ENVIRONMENT,
+            env=ENVIRONMENT,
             bufsize=0,
-        )  # fmt: skip
+        )
         self.pid = self._process.pid
         self.peak_bytes = 0
         self._held = b""
@@ -90,20 +111,19 @@ class Worker:
                 f"a process for grading could not be started: {reason}. Try `tinsmith doctor`."
             )
 
-    def ask(self, answer: str, expected: str) -> tuple[Verdict, bool]:
-        """The verdict, and whether this worker can be asked again."""
-        if not self._send(json.dumps([answer, expected]).encode() + b"\n"):
+    def ask(self, question: Any) -> tuple[Reply, bool]:
+        """The reply, and whether this worker can be asked again."""
+        if not self._send(json.dumps(question).encode() + b"\n"):
             self.kill()
-            return Verdict(False, "the grading process ended"), False
+            return Reply(None, "the grading process ended"), False
         line = self._line(self._limits.wall_seconds)
         if line is None:
-            return Verdict(False, self._end(), self._limits.processor_seconds), False
-        reply = json.loads(line)
-        self.peak_bytes = reply["peak"]
-        if reply["last"]:
+            return Reply(None, self._end(), self._limits.processor_seconds), False
+        said = json.loads(line)
+        self.peak_bytes = said["peak"]
+        if said["last"]:
             self.kill()
-        verdict = Verdict(reply["same"], reply.get("note", ""), reply["seconds"])
-        return verdict, not reply["last"]
+        return Reply(said["answer"], said["note"], said["seconds"]), not said["last"]
 
     def stop(self) -> None:
         """End the process; from any thread."""
@@ -160,26 +180,26 @@ class Worker:
 class Pool:
     """Questions in, futures out; from any thread. Each of `size` threads owns one worker process."""
 
-    def __init__(self, size: int = SIZE, limits: Limits | None = None) -> None:
-        if importlib.util.find_spec("math_verify") is None:
-            raise ConfigError(NEEDED)
+    def __init__(self, kind: Kind, size: int = SIZE, limits: Limits | None = None) -> None:
+        kind.require()
         self.usage = Usage()
+        self._prepare = kind.prepare
         self._size = size
-        self._limits = limits or Limits()
-        self._jobs: queue.SimpleQueue[tuple[Future[Verdict], str, str] | None] = queue.SimpleQueue()
+        self._limits = limits or kind.limits
+        self._jobs: queue.SimpleQueue[tuple[Future[Reply], Any] | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._lock = threading.Lock()
         self._threads = 0
         self._workers: set[Worker] = set()
         self._closed = False
 
-    def submit(self, answer: str, expected: str) -> Future[Verdict]:
-        """The verdict to come. Cancelling it drops the question if no worker has it yet."""
-        future: Future[Verdict] = Future()
+    def submit(self, question: Any) -> Future[Reply]:
+        """The reply to come. Cancelling it drops the question if no worker has it yet."""
+        future: Future[Reply] = Future()
         with self._lock:
             if self._closed:
                 raise RunError(CLOSED)
-            self._jobs.put((future, answer, expected))
+            self._jobs.put((future, question))
             if not self._idle.acquire(blocking=False) and self._threads < self._size:
                 self._threads += 1
                 threading.Thread(target=self._serve, name="grading", daemon=True).start()
@@ -205,13 +225,13 @@ class Pool:
     def _serve(self) -> None:
         worker: Worker | None = None
         while (job := self._jobs.get()) is not None:
-            future, answer, expected = job
+            future, question = job
             if not future.set_running_or_notify_cancel():
                 self._idle.release()
                 continue
             try:
                 worker = worker or self._start()
-                verdict, alive = worker.ask(answer, expected)
+                reply, alive = worker.ask(question)
                 if self._closed:
                     raise RunError(CLOSED)
             except (OSError, RunError, KeyError, ValueError) as error:
@@ -219,14 +239,14 @@ class Pool:
                 self._idle.release()
                 future.set_exception(error)
                 continue
-            self._count(worker, verdict, alive)
+            self._count(worker, reply, alive)
             worker = worker if alive else self._gone(worker)
             self._idle.release()  # before the asker goes on, so that it finds this thread idle
-            future.set_result(verdict)
+            future.set_result(reply)
         self._gone(worker)
 
     def _start(self) -> Worker:
-        worker = Worker(self._limits)
+        worker = Worker(self._prepare, self._limits)
         with self._lock:
             self._workers.add(worker)
             self.usage.started += 1
@@ -248,41 +268,40 @@ class Pool:
                 self._workers.discard(worker)
                 self.usage.pids.discard(worker.pid)
 
-    def _count(self, worker: Worker, verdict: Verdict, alive: bool) -> None:
+    def _count(self, worker: Worker, reply: Reply, alive: bool) -> None:
         with self._lock:
             self.usage.questions += 1
             self.usage.killed += not alive
-            self.usage.processor_seconds += verdict.seconds
+            self.usage.processor_seconds += reply.seconds
             self.usage.peak_bytes = max(self.usage.peak_bytes, worker.peak_bytes)
 
 
-_shared: Pool | None = None
+_shared: dict[Kind, Pool] = {}
 _shared_lock = threading.Lock()
 
 
-def shared_pool() -> Pool:
-    """The pool of this process, made when first asked for."""
-    global _shared
+def shared_pool(kind: Kind) -> Pool:
+    """This process's pool for a kind of work, made when first asked for."""
     with _shared_lock:
-        if _shared is None:
-            _shared = Pool()
-        return _shared
+        if kind not in _shared:
+            _shared[kind] = Pool(kind)
+        return _shared[kind]
 
 
-def close_shared_pool() -> None:
+def close_shared_pools() -> None:
     """End this process's workers; the next question starts new ones."""
     global _shared
     with _shared_lock:
-        pool, _shared = _shared, None
-    if pool is not None:
+        pools, _shared = _shared, {}
+    for pool in pools.values():
         pool.close()
 
 
 def _forget() -> None:
     # A forked child has neither the threads nor a right to the parent's workers.
     global _shared, _shared_lock
-    _shared, _shared_lock = None, threading.Lock()
+    _shared, _shared_lock = {}, threading.Lock()
 
 
-atexit.register(close_shared_pool)
+atexit.register(close_shared_pools)
 os.register_at_fork(after_in_child=_forget)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.envs.grading.corpus import MISSES, Case, cases
-from tinsmith.envs.grading.math import grade_math
+from tinsmith.envs.grading.math import ALGEBRA, grade_math
 from tinsmith.envs.grading.pool import Limits, Pool
 
 CASES = cases()
@@ -18,7 +18,7 @@ CLAIMED = 0.98  # of all pairs, misses included; docs/grading.md has the table
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    pool = Pool(size=1)
+    pool = Pool(ALGEBRA, size=1)
     yield pool
     pool.close()
 
@@ -26,7 +26,7 @@ def pool() -> Iterator[Pool]:
 @pytest.fixture(scope="module")
 def hasty_pool() -> Iterator[Pool]:
     """For questions that take all the time they are given."""
-    pool = Pool(size=2, limits=Limits(processor_seconds=0.5))
+    pool = Pool(ALGEBRA, size=2, limits=Limits(processor_seconds=0.5))
     yield pool
     pool.close()
 

@@ -1,4 +1,4 @@
-"""Workers for algebra: a question can break at most one, and none outlives its parent."""
+"""Worker processes: a question can break at most one, and none outlives its parent."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tinsmith.envs.grading.grade import Grade
-from tinsmith.envs.grading.math import grade_math
-from tinsmith.envs.grading.pool import Limits, Pool
-from tinsmith.errors import RunError
+from tinsmith.envs.grading.math import ALGEBRA, grade_math
+from tinsmith.envs.grading.pool import Kind, Limits, Pool, Reply, shared_pool
+from tinsmith.envs.reasoning_gym import SCORING
+from tinsmith.errors import ConfigError, RunError
 
 HANGS = r"9^{9^{9^{9}}}"
 EATS_MEMORY = r"\operatorname{zeros}(20000,20000)"
@@ -24,7 +26,7 @@ END_SECONDS = 60
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    pool = Pool(size=1, limits=Limits(processor_seconds=1.0))
+    pool = Pool(ALGEBRA, size=1, limits=Limits(processor_seconds=1.0))
     yield pool
     pool.close()
 
@@ -67,7 +69,7 @@ async def test_nothing_starts_for_what_needs_no_algebra(pool: Pool) -> None:
 
 
 async def test_one_after_another_uses_one_worker() -> None:
-    pool = Pool(size=4)
+    pool = Pool(ALGEBRA, size=4)
     for _ in range(5):
         assert (await ask(pool, "x+x")).correct
     assert pool.usage.started == 1
@@ -75,7 +77,7 @@ async def test_one_after_another_uses_one_worker() -> None:
 
 
 async def test_many_at_once_with_bombs_among_them() -> None:
-    pool = Pool(size=2, limits=Limits(processor_seconds=0.7))
+    pool = Pool(ALGEBRA, size=2, limits=Limits(processor_seconds=0.7))
     answers = [HANGS if n % 50 == 7 else f"{n}x+x" for n in range(200)]
     expected = [f"{n + 1}x" for n in range(200)]
     grades = await asyncio.gather(*map(lambda a, e: ask(pool, a, e), answers, expected))
@@ -164,11 +166,12 @@ def test_sympy_in_a_worker_evaluates_no_strings() -> None:
 
 PARENT = """
 import sys, time
+from tinsmith.envs.grading.math import ALGEBRA
 from tinsmith.envs.grading.pool import Limits, Pool
-pool = Pool(size=1, limits=Limits(processor_seconds=3.0))
-assert pool.submit("x+x", "2x").result().same
+pool = Pool(ALGEBRA, size=1, limits=Limits(processor_seconds=3.0))
+assert pool.submit(["x+x", "2x"]).result().answer
 if sys.argv[1] == "busy":
-    pool.submit("9^{9^{9^{9}}}", "2x")
+    pool.submit(["9^{9^{9^{9}}}", "2x"])
 print(*pool.usage.pids, flush=True)
 sys.stdin.read()
 """
@@ -209,16 +212,16 @@ async def test_a_worker_inherits_no_secrets(pool: Pool, monkeypatch: pytest.Monk
 def test_a_forked_child_starts_workers_of_its_own() -> None:
     code = (
         "import asyncio, os\n"
-        "from tinsmith.envs.grading.math import grade_math\n"
+        "from tinsmith.envs.grading.math import ALGEBRA, grade_math\n"
         "from tinsmith.envs.grading.pool import shared_pool\n"
         "ask = lambda: asyncio.run(grade_math('\\\\boxed{x+x}', '2x')).correct\n"
         "assert ask()\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    assert shared_pool().usage.started == 0\n"
+        "    assert shared_pool(ALGEBRA).usage.started == 0\n"
         "    os._exit(0 if ask() else 1)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
-        "assert ask() and shared_pool().usage.started == 1\n"
+        "assert ask() and shared_pool(ALGEBRA).usage.started == 1\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -228,3 +231,59 @@ def test_importing_the_grader_is_cheap() -> None:
     code = "import sys, tinsmith.envs.grading.math; print([m for m in ('sympy', 'numpy', 'math_verify') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def ask_chore(name: str, question: Any = None) -> tuple[Reply, Reply, int]:
+    """The reply, that of a harmless question afterwards, and how many workers it took."""
+    kind = Kind(f"tests.unit.envs.grading.chores:{name}", "json", "")
+    pool = Pool(kind, size=1, limits=Limits(processor_seconds=0.3))
+    try:
+        return pool.submit(question).result(), pool.submit("hello").result(), pool.usage.started
+    finally:
+        pool.close()
+
+
+def test_any_kind_of_work_is_done() -> None:
+    first, second, workers = ask_chore("echo", {"a": [1, None, "\ud800\n"]})
+    assert first.answer == {"a": [1, None, "\ud800\n"]}
+    assert (second.answer, second.note, workers) == ("hello", "", 1)
+
+
+def test_what_the_work_prints_is_no_answer() -> None:
+    first, second, workers = ask_chore("chatter", "quiet")
+    assert (first.answer, second.answer, workers) == ("quiet", "hello", 1)
+
+
+def test_an_error_costs_one_worker() -> None:
+    first, second, workers = ask_chore("refuse")
+    assert (first.answer, first.note) == (None, "the grading process ended with code 1")
+    assert (second.answer, workers) == ("hello", 2)
+
+
+def test_too_much_memory_costs_one_worker() -> None:
+    first, second, workers = ask_chore("hoard")
+    assert (first.answer, "more memory" in first.note) == (None, True)
+    assert (second.answer, workers) == ("hello", 2)
+
+
+def test_time_is_counted_but_for_what_is_untimed() -> None:
+    first, second, workers = ask_chore("look_up", "long")
+    assert (first.answer, second.answer, workers) == ("long", "hello", 1)
+    first, second, workers = ask_chore("look_up", "long, then stuck")
+    assert (first.answer, first.note) == (None, "took longer than 0.3 s of processor time")
+    assert (second.answer, workers) == ("hello", 2)
+
+
+def test_work_that_cannot_be_prepared_is_a_sentence() -> None:
+    with pytest.raises(RunError, match=r"could not be started: No module named 'not_there'"):
+        ask_chore("cannot_import")
+
+
+@pytest.mark.parametrize(("kind", "extra"), [(ALGEBRA, "math"), (SCORING, "reasoning-gym")])
+def test_a_missing_package_is_a_sentence(
+    kind: Kind, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shared_pool(kind) is shared_pool(kind) is not shared_pool(Kind("a:b", "json", ""))
+    monkeypatch.setattr("importlib.util.find_spec", {}.get)
+    with pytest.raises(ConfigError, match=rf'pip install "tinsmith\[{extra}\]"'):
+        Pool(kind)
