@@ -54,7 +54,8 @@ TABLE: tuple[Metric, ...] = (
     Metric("trained_sequence_tokens", "tokens", "Tokens that the update passed through the model, prompts included."),
     Metric("loss", "", "The loss of the update per sampled token; its size says little in reinforcement learning."),
     Metric("kl", "nats", "How far the trainer's probabilities lie from the sampler's for the same tokens (an estimate, never below zero).",
-           high=0.01, advice="sampler and trainer disagree: compare their log-probabilities"),
+           high=0.01, advice="sampler and trainer disagree: with mode=async or several substeps the weights differ in age; else "
+           "compare their log-probabilities"),
     Metric("entropy", "nats", "Mean surprise of the sampled tokens: an estimate of how undecided the policy is.",
            least_of_first=0.1, advice="less than a tenth of its first value: the policy hardly varies any more; if the reward stands still, lower optim.lr"),
     Metric("kl_base", "nats", "Mean of the sampler's log-probability minus the base model's, over the trained tokens (kl_coef).",

@@ -44,31 +44,39 @@ class Stepper:
     training: Busy = field(default_factory=Busy)  # an update in progress
 
     async def step(self, step: int, policy: Policy) -> tuple[Metrics, Policy] | None:
-        """Sample, score and update once: what it was like and the new policy. None when asked to stop before the weights were changed."""
+        """Sample, score and update once: what it was like, and the new policy.
+
+        None when asked to stop before the weights were changed.
+        """
         began = time.monotonic()
         self.sampling.take()
         self.training.take()
         update = self.model.begin_update(step, self.training)
-        batch = await self._sample_and_pass(step, policy, update)
-        if batch is None:
-            await update.abandon()
-            return None
-        refuse_all_failed(batch.groups_P)
-        publishing = asyncio.ensure_future(self.model.publish(step, self.training))
         try:
-            # While the service computes: what is known of the rollouts is written down.
-            values = rollout_metrics(batch.groups_P)
-            values |= group_metrics(batch.groups_P, batch.advantages_P) | self.source.metrics()
-            self.keep(step, batch)
-            values |= {"lr": update.lr} | await update.result()
-            new_policy = await publishing
+            batch = await self._sample_and_pass(step, policy, update)
+            if batch is None:
+                return None
+            refuse_all_failed(batch.groups_P)
+            values, new_policy = await self._finish(step, batch, update)
         finally:
-            publishing.cancel()
-            await asyncio.gather(publishing, return_exceptions=True)
+            await update.abandon()
         values |= self.problems.observe(batch.groups_P)
         seconds = time.monotonic() - began
         values |= waiting_metrics(seconds, self.sampling.take(), self.training.take(), values)
         return values, new_policy
+
+    async def _finish(self, step: int, batch: Batch, update: Update) -> tuple[Metrics, Policy]:
+        """Ask for the new weights at once; while the service computes, what is known is written down."""
+        publishing = asyncio.ensure_future(self.model.publish(step, self.training))
+        try:
+            values = rollout_metrics(batch.groups_P)
+            values |= group_metrics(batch.groups_P, batch.advantages_P) | self.source.metrics()
+            self.keep(step, batch)
+            values |= {"lr": update.lr} | await update.result()
+            return values, await publishing
+        finally:
+            publishing.cancel()
+            await asyncio.gather(publishing, return_exceptions=True)
 
     async def _sample_and_pass(self, step: int, policy: Policy, update: Update) -> Batch | None:
         """Take the step's groups as they come, and send passes and optimizer steps when they are due.

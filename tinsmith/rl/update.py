@@ -114,11 +114,8 @@ class Update:
 
     async def result(self) -> Metrics:
         """Await everything that was sent; what the update was like."""
-        try:
-            with sdk_failures(FAILED):
-                await asyncio.gather(*self._tasks())
-        finally:
-            await self.abandon()
+        with sdk_failures(FAILED):
+            await asyncio.gather(*self._tasks())
         values = self._token_metrics() if self._passes else {}
         values["updates"] = len(self._steps)
         norms = [norm for task in self._steps if (norm := grad_norm(task.result())) is not None]
@@ -129,7 +126,7 @@ class Update:
         return values
 
     async def abandon(self) -> None:
-        """Wait for nothing any more."""
+        """Wait for nothing any more; to be called at the end, however it comes."""
         for task in self._tasks():
             task.cancel()
         await asyncio.gather(*self._tasks(), return_exceptions=True)

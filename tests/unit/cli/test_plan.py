@@ -26,6 +26,7 @@ def test_the_command_prints_the_plan_and_starts_nothing(home: Path, capsys: pyte
     shown = capsys.readouterr().out
     first, rest = shown.split("\n", 1)
     assert first == "changed       batch_size=100  group_size=4"
+    rest = " ".join(rest.split())  # lines are as wide as the terminal
     for words in (
         "100 problems × 4 = 400 rollouts",
         "with the model's own tokenizer",

@@ -18,7 +18,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 PARENT_CHECK_SECONDS = 2.0
@@ -127,5 +128,11 @@ def _limit(memory: int) -> None:
 
 
 def _peak_bytes() -> int:
+    """Most memory this process ever had."""
+    # Not ru_maxrss where it can be helped: on Linux that is inherited from the process that started this one.
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -76,6 +76,17 @@ async def test_one_after_another_uses_one_worker() -> None:
     pool.close()
 
 
+async def test_the_memory_of_who_asks_is_not_held_against_a_worker() -> None:
+    large = b"x" * (700 << 20)  # on Linux a child's peak begins with that of its parent
+    del large
+    pool = Pool(ALGEBRA, size=1)
+    for _ in range(3):
+        assert (await ask(pool, "x+x")).correct
+    assert pool.usage.started == 1
+    assert pool.usage.peak_bytes < 500 << 20
+    pool.close()
+
+
 async def test_many_at_once_with_bombs_among_them() -> None:
     pool = Pool(ALGEBRA, size=2, limits=Limits(processor_seconds=0.7))
     answers = [HANGS if n % 50 == 7 else f"{n}x+x" for n in range(200)]
