@@ -39,7 +39,8 @@ def small(
 
 
 def post(running: Running, path: str, content: bytes | Iterator[bytes], **headers: str) -> int:
-    answer = httpx.post(f"{running.url}/api/v1/{path}", content=content, headers=headers)
+    url = f"{running.url}/api/v1/{path}"
+    answer = httpx.post(url, content=content, headers=headers, timeout=60)
     assert answer.status_code == 200 or answer.json()["detail"]
     return answer.status_code
 

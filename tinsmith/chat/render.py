@@ -87,10 +87,15 @@ class TemplateRenderer:
         shown = self.prompt(messages[:-1])
         whole = list(self._renderer.render_ids(list(messages)))  # type: ignore[arg-type]
         start = len(shown.tokens_T)
-        if whole[:start] != shown.tokens_T:
-            return self._attributed(messages)
-        stops = set(shown.stop)
         said = whole[start:]
+        if whole[:start] != shown.tokens_T:
+            before, after = self.text(shown.tokens_T), self.text(whole)
+            if not after.startswith(before):
+                return self._attributed(messages)
+            # The first words made one token with the prompt's last, which nobody who samples would see.
+            rest = after[len(before) :]
+            said = list(self._tokenizer.encode(rest, add_special_tokens=False))
+        stops = set(shown.stop)
         end = next((at for at, token in enumerate(said, start=1) if token in stops), None)
         if end is None:  # the template leaves the last message open: the model must still end it
             said = [*said, *(token for token in shown.stop[:1] if isinstance(token, int))]
