@@ -6,50 +6,22 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tinsmith.records.metrics import is_time
+from tests.learning.processes import finish, start, timeless
 from tinsmith.records.reader import RunReader
 from tinsmith.records.run import read_run
 
 pytestmark = pytest.mark.learning
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A home with a local service in it, ended afterwards."""
-    home = tmp_path_factory.mktemp("home")
-    environment = {**os.environ, "TINSMITH_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tinsmith", "serve", "--port", "0", "--announce"]
-    service = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    try:
-        assert service.stdout is not None
-        assert "http://127.0.0.1" in service.stdout.readline()
-        yield environment
-    finally:
-        service.terminate()
-        service.wait(30)
-
-
 def train(environment: dict[str, str], directory: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tinsmith", "train", f"log_path={directory}", *words]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-
-
-def finish(process: subprocess.Popen[str]) -> None:
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-
-
-def timeless(directory: Path) -> list[dict[str, float]]:
-    lines = RunReader(directory).metrics()
-    return [{k: v for k, v in line.items() if not is_time(k)} for line in lines]
+    return start(environment, "train", f"log_path={directory}", *words)
 
 
 def test_reward_on_held_out_sums_rises(environment, tmp_path):

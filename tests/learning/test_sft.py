@@ -6,35 +6,16 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tinsmith.records.metrics import is_time
+from tests.learning.processes import finish, start, timeless
 from tinsmith.records.reader import RunReader
 from tinsmith.records.run import read_run
 
 pytestmark = pytest.mark.learning
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A home with a local service in it, ended afterwards."""
-    home = tmp_path_factory.mktemp("home")
-    environment = {**os.environ, "TINSMITH_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tinsmith", "serve", "--port", "0", "--announce"]
-    service = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    try:
-        assert service.stdout is not None
-        assert "http://127.0.0.1" in service.stdout.readline()
-        yield environment
-    finally:
-        service.terminate()
-        service.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +36,6 @@ def question(rng: random.Random) -> list[dict[str, str]]:
         {"role": "user", "content": f"What is {a} + {b}?"},
         {"role": "assistant", "content": str(a + b)},
     ]
-
-
-def start(environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tinsmith", *words]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-
-
-def finish(process: subprocess.Popen[str]) -> None:
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-
-
-def timeless(directory: Path) -> list[dict[str, float]]:
-    lines = RunReader(directory).metrics()
-    return [{k: v for k, v in line.items() if not is_time(k)} for line in lines]
 
 
 def test_it_lowers_the_held_out_nll_and_reinforcement_learning_starts_from_there(
